@@ -48,17 +48,22 @@ def main() -> int:
     faults: list[Fault] = [discovery.load("fault", n) for n in (args.fault or names)]
     console = Console(highlight=False)
     with logs("matrix", console, "The logs and dumps are kept in:", args.keep) as kept:
-        # The faults of an attention backend are compared with a run on that backend.
-        backends = sorted({"", *(f.backend for f in faults)})
-        clean = {b: run_clean(kept.folder, b) for b in backends}
+        there = [f for f in faults if not f.absent]
+        kinds = [(f, f.drills, True) for f in there] + [(f, f.plain_drills, False) for f in there]
+        drills = [(f, d, mtp) for f, chains, mtp in kinds for d in chains]
+        # A fault is compared with a run on the same attention backend, with a draft or without.
+        servers = dict.fromkeys([("", True), *((f.backend, mtp) for f, _, mtp in drills)])
+        clean = {(b, mtp): run_clean(kept.folder, b, mtp) for b, mtp in servers}
         for one in clean.values():
             render.block(console, clean_block(one))
         rows: list[Row] = []
-        drills = [(f, d) for f in faults if not f.absent for d in f.drills]
+
+        def drilled(it: tuple[Fault, str, bool]) -> Row:
+            fault, drill, mtp = it
+            return run_drill(fault, drill, clean[fault.backend, mtp], kept.folder)
+
         with ThreadPoolExecutor(args.jobs) as pool:
-            for row in pool.map(
-                lambda fd: run_drill(fd[0], fd[1], clean[fd[0].backend], kept.folder), drills
-            ):
+            for row in pool.map(drilled, drills):
                 rows.append(row)
                 render.block(console, block(row, f"fault {len(rows)} of {len(drills)}"))
         console.print()

@@ -30,9 +30,10 @@ class Fault:
     without an argument. selectors: those for which the fault passes a value to ``Injection.fire``.
     Another one would never match, so it is an error; ``@at=``, ``@rank=`` and ``@step=`` belong to
     every fault. drills: chains with which it does harm under the load of repro/matrix.py, which
-    runs each of them once. needs: hook sites that it cannot do without. Where SGLang does not have
-    them, there is no such fault. backend: the attention backend that its drills run on, '' for the
-    CPU engine's default. ranks: how many tensor-parallel ranks it needs.
+    runs each of them once. plain_drills: the same for a server without speculative decoding. needs:
+    hook sites that it cannot do without. Where SGLang does not have them, there is no such fault.
+    backend: the attention backend that its drills run on, '' for the CPU engine's default. ranks:
+    how many tensor-parallel ranks it needs.
     """
 
     id: str
@@ -45,6 +46,7 @@ class Fault:
     default: int = 1
     selectors: tuple[str, ...] = ()
     drills: tuple[str, ...] = ("1*on",)
+    plain_drills: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     backend: str = ""
     ranks: int = 1

@@ -21,7 +21,7 @@ def install(injection: Injection) -> None:
         if mode != "decode":  # a prefill has only just got its pages
             return
         size = int(batch.token_to_kv_pool_allocator.page_size)
-        able = [(request, _column(request, n, size)) for request, n in _running(batch)]
+        able = [(request, _column(request, n, size)) for request, n in running(batch)]
         able = [(request, column) for request, column in able if column >= 0]
         if len(able) < 2 or not injection.fire(mode=mode):
             return
@@ -37,7 +37,7 @@ def install(injection: Injection) -> None:
         )
 
 
-def _running(batch: Any) -> list[tuple[Any, int]]:
+def running(batch: Any) -> list[tuple[Any, int]]:
     """The requests of a batch and how many of their tokens have KV."""
     if batch.seq_lens_cpu is None:  # with overlap scheduling, the last forward has not told yet
         return [(request, req_kv.committed(request)) for request in batch.reqs]

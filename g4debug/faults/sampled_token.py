@@ -54,5 +54,6 @@ FAULT = Fault(
     },
     caught_by=CAUGHT_BY,
     drills=("1*on", "1*rows"),
+    plain_drills=("1*on", "1*rows"),
     needs=("result.resolve",),
 )

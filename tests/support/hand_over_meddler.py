@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import pickle
 import sys
 import traceback
 from collections.abc import Callable
@@ -23,6 +24,8 @@ from typing import Any
 import torch
 
 ROWS, STEPS = 3, 6  # how many requests decode, and how many steps before the first fork
+AGAIN = "again"  # the request that asks the prefix cache for what the first one left there
+ANYTIME: set[str] = set()  # places at which a case strikes that request
 Meddle = Callable[..., Any]
 CASES: dict[str, tuple[str, str, Meddle]] = {}  # name -> (place, "before" or "after", what it does)
 
@@ -417,16 +420,22 @@ class State:
         self.step = self.fired = 0
         self.forked = False
         self.requests: list[Any] = []
+        self.first = b""  # the first message of the tokenizer, pickled
+        self.sent: dict[str, list[int]] = {}  # what has left, by request
         self.wanted = os.environ["MEDDLER_CASES"].split(",")
         self.folder = Path(os.environ["MEDDLER_FOLDER"])
 
     def at(self, place: str, when: str, *args: Any, **kwargs: Any) -> None:
-        if (place, when) != (self.place, self.when) or self.fired or not self.suits():
+        if (place, when) == ("output", "before"):
+            self.sent |= {str(r.rid): list(r.output_ids) for r in args[1]}
+        suits = place in ANYTIME or self.suits()
+        if (place, when) != (self.place, self.when) or self.fired or not suits:
             return
         from g4debug import plugin
 
         self.fired = plugin.in_force.recorder.step
-        self.meddle(*args, **kwargs)
+        if self.meddle(*args, **kwargs) is False:  # there is nothing of that kind here
+            self.fired = 0
 
     def suits(self) -> bool:
         """Each of the requests is in this decode."""
@@ -434,6 +443,20 @@ class State:
         return batch is not None and len(batch.reqs) == ROWS and self.decodes
 
     decodes = False
+
+    def asked_again(self) -> list[Any]:
+        """The first request once more, for a case that strikes what the prefix cache gives it.
+
+        For what it gives to the prefix cache, its prompt is another one: backwards.
+        """
+        if self.place not in ANYTIME or not self.first:
+            return []
+        message, self.first = pickle.loads(self.first), b""
+        found = next(iter(getattr(message, "batch", [message])))
+        found.rid = AGAIN
+        if self.place == "insert":
+            found.input_ids = found.input_ids[::-1]
+        return [found]
 
     def report(self, finding: Any, error: str = "") -> None:
         words = None
@@ -447,8 +470,12 @@ class State:
             }  # fmt: skip
         tokens = {str(r.rid): list(r.output_ids) for r in self.requests}
         rids = [str(r.rid) for r in self.requests]
+        from g4debug import plugin
+
+        told = plugin.in_force.recorder.status.findings
         found = {"finding": words, "tokens": tokens, "rids": rids, "error": error,
-                 "fired": self.fired}  # fmt: skip
+                 "fired": self.fired, "sent": self.sent,
+                 "told": [list(kind) for kind in told]}  # fmt: skip
         (self.folder / f"{self.name or 'sound'}.json").write_text(json.dumps(found))
 
 
@@ -499,6 +526,8 @@ def register() -> None:
         state.batch, state.decodes = batch, batch.forward_mode.is_decode()
         state.step += len(batch.reqs) == ROWS and state.decodes
         state.scheduler = scheduler
+        if state.name:
+            state.requests += [r for r in batch.reqs if r.rid == AGAIN and r not in state.requests]
         return run(scheduler, batch, *args, **kwargs)
 
     def process_result(scheduler: Any, batch: Any, result: Any) -> Any:
@@ -507,17 +536,21 @@ def register() -> None:
 
     def recv_requests(receiver: Any, *args: Any, **kwargs: Any) -> Any:
         if state.name:
-            if all(r.finished() for r in state.requests):
+            again = state.asked_again()
+            if not again and all(r.finished() for r in state.requests):
                 state.report(None)
                 os._exit(0)
-            return []
+            return again
         if state.step >= STEPS and not state.forked:
             state.forked = True
             for name in state.wanted:
                 fork(state, name)
                 if state.name:
                     return []
-        return receive(receiver, *args, **kwargs)
+        found = receive(receiver, *args, **kwargs)
+        if found and not state.first:
+            state.first = pickle.dumps(found[0])
+        return found
 
     def run_event_loop(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
         try:

@@ -13,6 +13,7 @@ from typing import Any
 
 from harness import mixed
 from harness.processes import Outcome
+from harness.workload import without_mtp
 
 from g4debug import discovery
 from g4debug.dumps import reading
@@ -31,18 +32,23 @@ _LEAK = "memory leak detected"
 class Row:
     """named: the tracers that must catch it. seen: what a user sees without tracers.
 
-    fired: the step of the first firing, -1 if it never fired. caught: tracer -> steps from there to
-    its first finding. kinds: tracer -> the kind of that finding.
+    mtp: the server drafts. fired: the step of the first firing, -1 if it never fired. caught:
+    tracer -> steps from there to its first finding. kinds: tracer -> the kind of that finding.
     """
 
     fault: str
     drill: str
     named: tuple[str, ...]
+    mtp: bool = True
     seen: str = ""
     fired: int = -1
     caught: dict[str, int] = field(default_factory=dict)
     kinds: dict[str, str] = field(default_factory=dict)
     problem: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.fault}={self.drill}{'' if self.mtp else ', without MTP'}"
 
     @property
     def missed(self) -> list[str]:
@@ -89,6 +95,11 @@ class Clean:
     verdict: str
     good: bool
     backend: str = ""
+    mtp: bool = True
+
+    @property
+    def on(self) -> str:
+        return f"{self.backend and f', on {self.backend}'}{'' if self.mtp else ', without MTP'}"
 
 
 # Fixes that stay on with several ranks: without them those do not get as far as the fault.
@@ -120,6 +131,7 @@ def run(
     folder: Path,
     backend: str = "",
     ranks: int = 1,
+    mtp: bool = True,
 ) -> Outcome:
     """One run of the mixed workload in a process of its own.
 
@@ -129,15 +141,18 @@ def run(
     arguments: dict[str, Any] = {"attention_backend": backend} if backend else {}
     if ranks > 1:
         arguments["tp_size"] = ranks
+    if not mtp:
+        arguments |= without_mtp()
     return mixed.run(
         name, env, folder, TIMEOUT * ranks, REQUESTS, arguments, waves=WAVES, last_words=_LEAK
     )
 
 
-def run_clean(folder: Path, backend: str = "") -> Clean:
+def run_clean(folder: Path, backend: str = "", mtp: bool = True) -> Clean:
     """Without a fault. backend: the attention backend, '' for trtllm_mha."""
     name = f"clean-{backend}" if backend else "clean"
-    plain = run(name, environment("", False, folder), folder, backend=backend)
+    name += "" if mtp else "-plain"
+    plain = run(name, environment("", False, folder), folder, backend, mtp=mtp)
     if not plain.completed:
         raise SystemExit(
             f"The run without a fault did not complete. The end of its log:\n{plain.text[-3000:]}"
@@ -145,7 +160,7 @@ def run_clean(folder: Path, backend: str = "") -> Clean:
     outputs, accept = plain.result["outputs"], plain.result["accept_length"]
     seen = f"completes, {len(outputs)} requests, accept length {accept:.2f}"
     dumps = folder / f"{name}-armed-dumps"
-    armed = run(f"{name}-armed", environment("", True, dumps), folder, backend=backend)
+    armed = run(f"{name}-armed", environment("", True, dumps), folder, backend, mtp=mtp)
     bad = ""
     if not armed.completed:
         bad = "DID NOT COMPLETE"
@@ -153,14 +168,15 @@ def run_clean(folder: Path, backend: str = "") -> Clean:
         bad = f"FALSE ALARM: {findings}"
     elif armed.result["outputs"] != outputs:
         bad = "OTHER TOKENS"
-    return Clean(outputs, accept, seen, bad or "no finding, the same tokens", not bad, backend)
+    said = bad or "no finding, the same tokens"
+    return Clean(outputs, accept, seen, said, not bad, backend, mtp)
 
 
 def run_drill(fault: Fault, drill: str, clean: Clean, folder: Path) -> Row:
-    row = Row(fault.id, drill, fault.caught_by)
-    name = f"{fault.id}-{re.sub(r'[^a-z0-9]+', '-', drill)}"
+    row = Row(fault.id, drill, fault.caught_by, clean.mtp)
+    name = re.sub(r"[^a-z0-9]+", "-", row.name)
     faults = f"seed=1;{fault.id}={drill}"
-    needs: dict[str, Any] = {"backend": fault.backend, "ranks": fault.ranks}
+    needs: dict[str, Any] = {"backend": fault.backend, "ranks": fault.ranks, "mtp": clean.mtp}
     bare = run(name, environment(faults, False, folder, fault.ranks), folder, **needs)
     row.seen = what_a_user_sees(bare, clean)
     dumps = folder / f"{name}-dumps"

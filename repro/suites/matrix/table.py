@@ -27,13 +27,12 @@ def entry(row: Row, tracer: str) -> str:
 def block(row: Row, place: str = "") -> Block:
     """What a terminal shows of a row; the table is too wide for one."""
     what = f"{row.verdict} Without tracers a user sees: {row.seen}."
-    return Block(f"{row.fault}={row.drill}", row.good, what, title=place)
+    return Block(row.name, row.good, what, title=place)
 
 
 def clean_block(clean: Clean) -> Block:
     what = f"Without tracers: {clean.seen}. With every tracer: {clean.verdict}."
-    on = f", {clean.backend}" if clean.backend else ""
-    return Block(f"no fault{on}", clean.good, what)
+    return Block(f"no fault{clean.on}", clean.good, what)
 
 
 def markdown(clean: Sequence[Clean], rows: Iterable[Row]) -> str:

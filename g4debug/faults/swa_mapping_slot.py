@@ -1,0 +1,60 @@
+"""Changes one slot of the full-to-SWA mapping in the middle of a page, right before it is written.
+
+A page's first slot, by which pages are mapped to pages, stays as it is. The slot is one that this
+verify writes, or the next one: with overlap scheduling the host does not know yet how long a
+request is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from g4debug.faults._spec import asks_for, survivors
+from g4debug.faults.base import Fault, Injection
+from g4debug.faults.row_foreign_page import running
+from g4debug.hooking import req_kv
+
+AHEAD = 3  # tokens of a verify behind its first one, with the 4 that Gemma-4's servers here use
+
+
+def install(injection: Injection) -> None:
+    @injection.before("scheduler.run_batch")
+    def before_run(scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
+        allocator = batch.token_to_kv_pool_allocator
+        mapping = getattr(allocator, "full_to_swa_index_mapping", None)
+        decodes = batch.forward_mode is not None and batch.forward_mode.is_decode()
+        if mapping is None or not decodes:
+            return
+        ahead = AHEAD + (batch.seq_lens_cpu is None)
+        table = batch.req_to_token_pool.req_to_token
+        known, slots = running(batch), {}
+        for row in survivors(batch):
+            request, at = known[row][0], known[row][1] + ahead
+            slot = int(table[req_kv.row(request), at]) if at < req_kv.allocated(request) else 0
+            if slot % allocator.page_size and int(mapping[slot]) > 0:
+                slots[request.rid] = slot
+        if not slots or (asks_for(injection, "foreign") and len(slots) < 2):
+            return
+        action = injection.fire()
+        if action is None:
+            return
+        victim, other = (injection.random.sample(list(slots), len(slots)) * 2)[:2]
+        right = int(mapping[slots[victim]])
+        wrong = int(mapping[slots[other]]) if action.task == "foreign" else 0
+        mapping[slots[victim]] = wrong
+        injection.log(
+            f"{action.task}: full slot {slots[victim]} of {victim} maps to SWA slot {wrong} "
+            f"instead of {right}"
+        )
+
+
+FAULT = Fault(
+    id="swa-mapping-slot",
+    title="one slot of the full-to-SWA mapping is wrong, in the middle of a page",
+    tasks={
+        "foreign": "it is the SWA slot of another request",
+        "zero": "it is slot 0, as if it were evicted",
+    },
+    caught_by=("kv-writes",),
+    drills=("1*foreign", "1*zero"),
+)

@@ -1,0 +1,113 @@
+"""The faults of rows and of single slots, on SGLang's real allocator and request table."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from real_backend import PAGE, Rig
+from releases import Request, kv_of
+
+from g4debug import discovery
+from g4debug.faults.base import Injection
+from g4debug.faults.grammar import Chain, parse
+
+pytestmark = pytest.mark.usefixtures("sglang")
+TOKENS = {"a": 50, "b": 100, "c": 61}
+
+
+class Batch:
+    """Three requests that decode, and what a fault does to them."""
+
+    def __init__(self, plan: str) -> None:
+        name = plan.partition("=")[0]
+        fault = discovery.load("fault", name)
+        self.injection = Injection(fault, Chain(parse(plan).chains[name], 3, name), 3)
+        self.hook = None
+        fault.put(self, self.injection)
+        self.rig = Rig()
+        requests = []
+        for rid, tokens in TOKENS.items():
+            request = Request(
+                rid, output_ids=[1], sampling_params=SimpleNamespace(max_new_tokens=99),
+                is_retracted=False, kv_committed_len=tokens, kv_allocated_len=tokens + 4,
+                cache_protected_len=tokens // PAGE * PAGE,
+            )  # fmt: skip
+            request.put(req_pool_idx=self.rig.admit(rid, tokens + 4).req_pool_idx)
+            requests.append(request)
+        self.batch = SimpleNamespace(
+            reqs=requests, req_to_token_pool=self.rig.req_to_token, enable_overlap=False,
+            token_to_kv_pool_allocator=self.rig.allocator, spec_algorithm=None,
+            seq_lens_cpu=torch.tensor(list(TOKENS.values())),
+            req_pool_indices=torch.tensor([kv_of(r).req_pool_idx for r in requests]),
+            forward_mode=SimpleNamespace(is_decode=lambda: True),
+        )  # fmt: skip
+
+    def before(self, site, order, name, hook, **options):
+        assert site == "scheduler.run_batch"
+        self.hook = lambda run, *args: (hook(*args), run(*args))
+
+    def around(self, site, order, name, hook, **options):
+        assert site == "scheduler.run_batch"
+        self.hook = hook
+
+    def pages(self, row):
+        at = kv_of(self.batch.reqs[row]).req_pool_idx
+        tokens = list(TOKENS.values())[row]
+        return (self.rig.req_to_token.req_to_token[at, :tokens:PAGE] // PAGE).tolist()
+
+    def run(self):
+        """What ``(request, column)`` had and has; and the rows that the forward was given."""
+        table, mapping = self.rig.req_to_token.req_to_token, self.mapping
+        before = table.clone(), mapping.clone(), [self.pages(r) for r in range(3)]
+        given = []
+        self.hook(lambda _, batch: given.append(batch.req_pool_indices.tolist()), None, self.batch)
+        cells = (table != before[0]).nonzero().tolist()
+        slots = (mapping != before[1]).nonzero().flatten().tolist()
+        return before, cells, slots, given[0]
+
+    @property
+    def mapping(self):
+        return self.rig.allocator.full_to_swa_index_mapping
+
+
+@pytest.mark.parametrize("task", ["foreign", "twice", "order"])
+def test_a_wrong_page_in_the_middle_of_a_row(task):
+    it = Batch(f"row-wrong-page=2*{task}")
+    (_, _, pages), cells, slots, _ = it.run()
+    (row,) = {r for r, _ in cells}
+    number = [kv_of(r).req_pool_idx for r in it.batch.reqs].index(row)
+    columns = sorted({c // PAGE for _, c in cells})
+    had, has = pages[number], it.pages(number)
+    assert not slots
+    assert 0 < columns[0] < len(had) - 1
+    if task == "foreign":
+        others = [page for n, theirs in enumerate(pages) if n != number for page in theirs]
+        assert has[columns[0]] in others
+    else:
+        assert has[columns[0]] in had
+        assert (sorted(had) == sorted(has)) is (task == "order")
+    assert len(columns) == (2 if task == "order" else 1)
+    assert len(it.injection.schedule) == 1
+
+
+@pytest.mark.parametrize("task", ["foreign", "zero"])
+def test_one_slot_of_the_mapping_in_the_middle_of_a_page(task):
+    it = Batch(f"swa-mapping-slot=1*{task}")
+    (_, mapping, _), cells, (slot,), _ = it.run()
+    assert not cells
+    assert slot % PAGE
+    others = mapping[mapping > 0].tolist()
+    assert int(it.mapping[slot]) in (others if task == "foreign" else [0])
+
+
+def test_two_rows_of_a_batch_for_one_step():
+    it = Batch("batch-rows=2*on")
+    right = it.batch.req_pool_indices.tolist()
+    _, cells, slots, given = it.run()
+    assert not cells
+    assert not slots
+    assert sorted(given) == sorted(right)
+    assert sum(a != b for a, b in zip(given, right, strict=True)) == 2
+    assert it.batch.req_pool_indices.tolist() == right

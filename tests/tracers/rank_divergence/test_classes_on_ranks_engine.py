@@ -1,0 +1,89 @@
+"""Corruptions of SGLang's structures on one rank of two, and on both: told by these ranks.
+
+Two servers in mode ``log``: one is struck on both ranks, in the same way, and one on rank 1 only.
+There a wrong row, a wrong mapping, a wrong insert and a leak leave the ranks in step, because the
+sum of what they compute is the same number on both. A token that only one rank sees changed does
+not: the ranks would accept different lengths, and hang at the latest when a request ends on one of
+them. So that one runs in mode ``raise``, in a server of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from real_engine import ENGINE, drive
+
+from g4debug.hooking import targets
+
+pytestmark = [
+    *ENGINE,
+    pytest.mark.long("three engines of two ranks"),
+    pytest.mark.skipif(
+        targets.path("result.resolve") is None, reason="the worker of SGLang 0.5.15 and later"
+    ),
+]
+DRIVER = str(Path(__file__).parents[2] / "cpu" / "drive_tensor_parallel.py")
+ARMED = {
+    "G4DEBUG_TRACE": "page-table,kv-allocator,spec-lifecycle,pool-leak,prefix-cache,kv-writes,"
+    "rank-divergence,flight-recorder",
+    "G4DEBUG_NOT_RUN_ON_THIS_RELEASE": "1",
+    "G4DEBUG_LEAK_STEPS": "4",
+    "G4DEBUG_MAX_DUMPS": "60",
+}
+# Fault -> the action, the tracer that tells it, and the kinds.
+IN_STEP = {
+    "row-wrong-page": ("1*twice", "page-table", {"misplaced-page"}),
+    "swa-mapping-slot": ("1*foreign@at=4", "kv-writes", {"other-request", "written-twice"}),
+    "insert-wrong-page": ("1*on@at=3", "prefix-cache", {"twice", "misplaced", "wrong-page"}),
+    "lost-free": ("1*on", "pool-leak", {"leaked"}),
+}
+OUT_OF_STEP = {
+    "verify-input": ("1*draft@at=2", "spec-lifecycle", {"verify-input"}),
+    "sampled-token": ("1*on", "spec-lifecycle", {"sampled-token"}),
+}
+SERVERS = {
+    "both": (IN_STEP | OUT_OF_STEP, "", "log", {0, 1}),
+    "one": (IN_STEP, "@rank=1", "log", {1}),
+    "stopped": ({"verify-input": OUT_OF_STEP["verify-input"]}, "@rank=1", "raise", {1}),
+}
+EACH = [(server, fault) for server, (faults, *_) in SERVERS.items() for fault in faults]
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """Server -> its run. Each is started when it is asked for."""
+    found = {}
+
+    def run(server: str):
+        if server not in found:
+            faults, rank, mode, _ = SERVERS[server]
+            plan = [f"{name}={action}{rank}" for name, (action, *_) in faults.items()]
+            environ = {"G4DEBUG_FAULTS": ";".join(["seed=1", *plan]), "G4DEBUG_MODE": mode}
+            folder = tmp_path_factory.mktemp(server)
+            found[server] = drive(folder, DRIVER, "mtp", "2", **environ, **ARMED)
+        return found[server]
+
+    return run
+
+
+@pytest.mark.parametrize(("server", "fault"), EACH)
+def test_it_is_told_on_the_ranks_that_it_struck(ran, server, fault):
+    run, (faults, _, _, ranks) = ran(server), SERVERS[server]
+    _, check, kinds = faults[fault]
+    fired = [int(n) for n in re.findall(rf" {fault} #1: .*\[step (\d+): ", run.log)]
+    assert len(fired) == len(ranks), run.log[-3000:]
+    told = [r.finding for r in run.dumps if r.finding.check == check and r.finding.kind in kinds]
+    assert {f.location.rank for f in told} == ranks, [f.headline for f in told]
+    assert 0 <= min(f.location.step for f in told) - min(fired) <= 5
+
+
+@pytest.mark.parametrize("server", ["both", "one"])
+def test_ranks_that_stay_in_step_are_not_told_to_differ(ran, server):
+    assert "ranks-differ" not in {r.finding.kind for r in ran(server).dumps}
+
+
+def test_the_other_rank_leaves_its_dump(ran):
+    told = [(r.finding.location.rank, r.finding.kind) for r in ran("stopped").dumps]
+    assert told == [(1, "verify-input"), (0, "other-rank")]
