@@ -360,15 +360,16 @@ class SpecLifecycle:
             if spec.hidden_states is not None:
                 read[h.HIDDEN] = self._digest(spec.hidden_states)
             self._read(step, read)
-            violation = self._check_seed(batch, spec.bonus_tokens)
+            violation = self._check_seed(step, spec.bonus_tokens)
         self.log.judge("worker.draft", batch, violation)
 
-    def _check_seed(self, batch: Any, bonus: Any) -> Violation | None:
+    def _check_seed(self, step: PendingStep, bonus: Any) -> Violation | None:
         """Where it waits for nobody: the draft's first layer has no row for what is no token."""
         if bonus.is_cuda:
             return None
+        rows, left = Rows(step.rids, live_rows(step.requests)), step.left(h.LEFT_BONUS)
         read = {h.BONUS.key: bonus.tolist()}
-        return self._check_last(batch, "bonus-token", h.LEFT_BONUS, h.BONUS, read)
+        return check_from_last(rows, "bonus-token", h.LEFT_BONUS, h.BONUS, left, read)
 
     def _digest(self, hidden: Any) -> Any:
         return None if hidden is None or not self._by_value else digest(hidden)
