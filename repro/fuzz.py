@@ -31,16 +31,19 @@ from harness.tracers import RECORDS
 from harness.verdicts import not_completed
 from rich.console import Console
 from suites.fuzz import corrupt
-from suites.fuzz.draw import draw
+from suites.fuzz.draw import Shape, draw
 from suites.healthy.run import FAILED, checked_of, counts, launch
 
 from g4debug.cli import at_least
 from g4debug.dumps import reading
+from g4debug.hooking import targets
 
 SERVERS = 20
-# They have something to check on any server; spec-lifecycle where there is a draft.
+# They have something to check on any server.
 ALWAYS = ("page-table", "pool-leak", "kv-allocator")
-WITH_MTP = ("spec-lifecycle",)
+TOKENS = (
+    "spec-lifecycle"  # it follows tokens where there is a draft, and elsewhere if SGLang lets it
+)
 TIMEOUT = 400.0  # seconds of one server
 _END = re.compile(r"^(?:[\w.]+\.)?(\w*(?:Error|Exception|NotExercised)\b.*)$", re.MULTILINE)
 GOOD, BAD, NOTHING = "good", "bad", "proves nothing"
@@ -75,7 +78,7 @@ def main() -> int:
 def one(seed: int, folder: Path) -> tuple[str, str, float]:
     """Run the server of a seed: the verdict, what happened, and the seconds it took."""
     armed = start(seed, True, folder)
-    problem = trouble(armed, draw(seed).mtp, folder)
+    problem = trouble(armed, follows_tokens(draw(seed)), folder)
     if problem:
         return BAD, problem, armed.seconds
     if armed.completed:
@@ -92,9 +95,17 @@ def start(seed: int, armed: bool, folder: Path) -> Outcome:
     return launch("suites.fuzz.variant", {"seed": seed}, {}, armed, folder, TIMEOUT)
 
 
-def trouble(armed: Outcome, mtp: bool, folder: Path) -> str:
+def follows_tokens(shape: Shape) -> bool:
+    """True if spec-lifecycle has something to judge on this server."""
+    return shape.mtp or (
+        targets.counts_with_result() and not shape.engine.get("enable_mixed_chunk")
+    )
+
+
+def trouble(armed: Outcome, tokens: bool, folder: Path) -> str:
     """What nothing can excuse: a finding, or a tracer that does not work. '' if there is none.
 
+    tokens: spec-lifecycle has something to judge.
     What the flight recorder keeps accuses nobody: it is how SGLang itself ended, or stands.
     """
     records = [reading.read(path) for path in sorted((folder / "dumps").glob("*.pt"))]
@@ -106,7 +117,7 @@ def trouble(armed: Outcome, mtp: bool, folder: Path) -> str:
         return f"g4debug failed: {failed[0]}"
     if not armed.completed:
         return ""
-    status, due = armed.result["status"], (*ALWAYS, *(WITH_MTP if mtp else ()))
+    status, due = armed.result["status"], (*ALWAYS, *((TOKENS,) if tokens else ()))
     off = [f"{r['name']} ({r['off']})" for r in status if r["off"] and r["name"] in due]
     if off:
         return f"Off: {', '.join(off)}."

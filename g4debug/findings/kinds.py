@@ -482,6 +482,14 @@ _PREFIX_CACHE = (
         expected="no more tokens than the request has KV for",
     ),
     _over(
+        "protected",
+        "a request counts more or fewer of its first tokens as the prefix cache's than it has",
+        "`… has a wrong cache_protected_len`",
+        look="what sets `cache_protected_len`: the match, the insert, a retraction",
+        what="has a wrong cache_protected_len",
+        expected="the end of the last node that the request matched or inserted",
+    ),
+    _over(
         "no-page", "a slot that is in no page of the pool is handed over or handed out",
         what="which the pool does not have",
     ),
@@ -658,6 +666,22 @@ _SPEC_LIFECYCLE = (
         "`output_ids is …`, `input_ids is …` or `next_token_ids is …`, then `expected …`",
         look="the two ends that the finding names: the result's way to the host, or the "
         "`FutureMap`",
+        command=EAGER, what="{got}{about}, expected {expected}",
+    ),
+    _step(
+        "forward-row",
+        "a forward is given another row of `req_to_token` than its request has, or one that the "
+        "table has not; with and without speculative decoding",
+        "`req_pool_indices = …`, then `expected req_pool_indices = …`",
+        look="what filters, merges or replaces `req_pool_indices`",
+        command=EAGER, what="{got}{about}, expected {expected}",
+    ),
+    _step(
+        "position",
+        "the target is given a position that is not the token's place in its sequence; with and "
+        "without speculative decoding",
+        "`positions = …` or `positions[…] = …`, then `expected …, by …`",
+        look="what runs between the making of the batch and the forward",
         command=EAGER, what="{got}{about}, expected {expected}",
     ),
     _step(

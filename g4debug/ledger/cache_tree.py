@@ -202,3 +202,14 @@ def path(tree: Any, node: Any) -> list[PathNode]:
         told.append(PathNode(one.id, at, end, -1 if value is None else len(value)))
         at = end
     return told
+
+
+def end(tree: Any, node: Any) -> int | None:
+    """At which token ``node`` ends, 0 for the root; None if the tree does not tell. Does not wait.
+
+    node: as of :func:`path`.
+    """
+    if isinstance(node, int) and is_native(tree) and not hasattr(_core(tree), "collect_path_info"):
+        return None
+    nodes = path(tree, node)
+    return nodes[-1].end if nodes else 0

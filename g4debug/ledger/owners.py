@@ -274,9 +274,10 @@ def _cached_tokens(requests: Sequence[Any]) -> list[int]:
     """:func:`cached_tokens` of each request. It is asked in every step."""
     known = req_kv.values(requests, req_kv.PROTECTED)
     return [
-        n if isinstance(n, int) and getattr(request, "session", None) is None else EVERYTHING
+        n if isinstance(n, int) and n >= 0 and getattr(request, "session", None) is None
+        else EVERYTHING
         for request, n in zip(requests, known, strict=True)
-    ]
+    ]  # fmt: skip
 
 
 def cached_tokens(request: Any) -> int:

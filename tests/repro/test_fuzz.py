@@ -86,7 +86,17 @@ def test_a_tracer_that_does_not_work_is_not_excused(fuzz, ran, tmp_path, log, tr
     assert said in fuzz.trouble(ran(log, tracers=tracers), True, tmp_path)
 
 
-def test_a_draft_is_needed_for_spec_lifecycle_only(fuzz, ran, tmp_path):
+def test_spec_lifecycle_judges_without_a_draft_too(fuzz, monkeypatch):
+    draw = importlib.import_module("suites.fuzz.draw")
+    monkeypatch.setattr(fuzz.targets, "counts_with_result", lambda: True)
+    assert fuzz.follows_tokens(draw.Shape(False, {}))
+    assert fuzz.follows_tokens(draw.Shape(True, {"enable_mixed_chunk": True}))
+    assert not fuzz.follows_tokens(draw.Shape(False, {"enable_mixed_chunk": True}))
+    monkeypatch.setattr(fuzz.targets, "counts_with_result", lambda: False)
+    assert not fuzz.follows_tokens(draw.Shape(False, {}))
+
+
+def test_only_spec_lifecycle_may_have_nothing_to_judge(fuzz, ran, tmp_path):
     assert fuzz.trouble(ran(tracers=STATUS[:3]), False, tmp_path) == ""
     off = [*STATUS[:3], tracer("spec-lifecycle", 0, "there is no draft")]
     assert fuzz.trouble(ran(tracers=off), False, tmp_path) == ""

@@ -117,12 +117,18 @@ def test_what_comes_of_it_is_graded(suite, got, verdict):
 
 def test_what_cannot_be_seen_must_be_said_by_the_page(suite):
     wrong = {**FIRED, "tokens": {"a": [9]}}
-    (begin, *_) = suite.grade.CANNOT_SEE["next_tokens"]
-    page = f"One. What happens to a token\n{begin} is not checked. Three."
-    graded = suite.grade.grade("next_tokens", wrong, PLAIN, page)
+    (begin, *_) = suite.grade.CANNOT_SEE["kv"]
+    graded = suite.grade.grade("kv", wrong, PLAIN, f"One. It is so that\n{begin} here. Three.")
     assert graded.verdict == "listed"
-    assert graded.text == f"What happens to a token {begin} is not checked."
-    assert suite.grade.grade("next_tokens", wrong, PLAIN, "One. Three.").verdict == "missed"
+    assert graded.text == f"It is so that {begin} here."
+    assert suite.grade.grade("kv", wrong, PLAIN, "One. Three.").verdict == "missed"
+
+
+def test_the_page_says_each_sentence(suite):
+    page = suite.grade.TRACERS.read_text()
+    for what, sentences in suite.grade.CANNOT_SEE.items():
+        assert all(suite.grade.sentence(what, page) for _ in sentences), what
+        assert suite.grade.sentence(what, "") == ""
 
 
 def test_nothing_is_compared_with_a_server_that_is_not_sound(suite):

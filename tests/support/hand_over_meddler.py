@@ -46,6 +46,7 @@ PLACES = {
     "copied": "sglang.srt.managers.utils.GenerationBatchResult.copy_to_cpu",
     "sampler": "sglang.srt.model_executor.model_runner.ModelRunner.sample",
     "target": "sglang.srt.managers.tp_worker.TpModelWorker.forward_batch_generation",
+    "forward": "sglang.srt.model_executor.forward_batch_info.ForwardBatch.init_new",
     "run_batch": "sglang.srt.managers.scheduler.Scheduler.run_batch",
     "process": "sglang.srt.managers.scheduler.Scheduler.process_batch_result",
     "resolved": "sglang.srt.managers.scheduler_components.batch_result_processor"
@@ -85,6 +86,7 @@ def rows_of(batch: Any) -> list[int]:
 
 
 WIDTH = 4  # tokens of a verify
+FAR = 1 << 20  # further than any row, length or token
 
 # --- from the draft to the verify ----------------------------------------------------------------
 
@@ -320,6 +322,51 @@ def gathered_hidden(none, future_map, batch):
 @case("lengths", "before")
 def future_indices(future_map, batch, *args, **kwargs):
     batch.spec_info.future_indices = swapped(batch.spec_info.future_indices)
+
+
+# --- what a forward is given ----------------------------------------------------------------------
+
+
+@case("forward")
+def forward_rows(made, *args, **kwargs):
+    made.req_pool_indices = swapped(made.req_pool_indices)
+
+
+@case("forward")
+def forward_row_far(made, *args, **kwargs):
+    made.req_pool_indices = changed(made.req_pool_indices, 1, FAR)
+
+
+@case("run_batch", "before")
+def batch_row_far(scheduler, batch):
+    batch.req_pool_indices = changed(batch.req_pool_indices, 1, FAR)
+
+
+@case("run_batch", "before")
+def batch_row_negative(scheduler, batch):
+    batch.req_pool_indices = batch.req_pool_indices.clone()
+    batch.req_pool_indices[1] = -1
+
+
+@case("forward")
+def forward_length(made, *args, **kwargs):
+    made.seq_lens = changed(made.seq_lens, 1)
+
+
+@case("stash")
+def map_far(none, future_map, indices, payload):
+    """No token: the process would end in the first layer."""
+    future_map.output_tokens_buf[indices[1]] = FAR
+
+
+@case("draft")
+def draft_far(made, *args):
+    made.draft_token = changed(made.draft_token, WIDTH + 2, FAR)
+
+
+@case("forward")
+def forward_position(made, *args, **kwargs):
+    made.positions = changed(made.positions, 1)
 
 
 # --- without speculation -------------------------------------------------------------------------

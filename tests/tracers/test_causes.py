@@ -66,12 +66,14 @@ from g4debug.tracers.spec_lifecycle.check import (
     Violation,
     check_accepted,
     check_allocated,
+    check_batch_rows,
     check_bonus,
     check_counts,
     check_embedding,
     check_owners,
     check_places,
     check_pool,
+    check_positions,
     check_publish,
     check_published,
     check_rows,
@@ -88,6 +90,7 @@ from g4debug.tracers.spec_lifecycle.check_values import (
     check_verify_input,
     check_verify_result,
 )
+from g4debug.tracers.spec_lifecycle.forward_inputs import DECODE, PREFILL
 from g4debug.tracers.spec_lifecycle.hand_over import HandOver
 from g4debug.trapping.trap import TrapError
 
@@ -709,6 +712,12 @@ def hands_too_much(arm: Any, tokens: int) -> Any:
 
 
 @later
+def counts_as_cached(arm: Any, lent: int, held: int) -> Any:
+    got = f"cache_protected_len = {lent}, and its last node ends at token {held}"
+    return told_of(happened(), Contents(40), PrefixViolation("protected", 0, -1, got))
+
+
+@later
 def gives(arm: Any, *events: tuple[str, int], holds: str = "", short: bool = False) -> Any:
     """The finding about page 5, which a real node of the prefix cache gives to request a.
 
@@ -764,6 +773,8 @@ CACHES = (
     at_census("row-repeated", UNKNOWN, lost_rows(3, 4)),
     at_cache("beyond", UNKNOWN, hands_too_much(32)),
     at_cache("beyond", UNKNOWN, hands_too_much(17)),
+    at_cache("protected", UNKNOWN, counts_as_cached(64, 48)),
+    at_cache("protected", UNKNOWN, counts_as_cached(-1, 48)),
     at_cache("no-page", UNKNOWN, gets_slots(*slots(0))),
     at_cache("no-page", UNKNOWN, gets_slots(*slots(40))),
     at_cache("no-page", UNKNOWN, gets_slots(*slots(-1))),
@@ -926,6 +937,16 @@ STEPS = (
     at_step("sampled-token", "output_ids was changed between the end of the sampling and",
         in_step(ROWS.check(SAMPLED, (h.SAMPLED, [7, 8]), (h.OUTPUT, [7, 9])),
                 "scheduler.stream_output")),
+    at_step("forward-row", "the row of request a (row 0) there: rows were exchanged",
+        in_step(check_batch_rows("ab", [3, 1], [3, 3], 5), "forward_batch.init_new")),
+    at_step("forward-row", "the index was overwritten, or was never set",
+        in_step(check_batch_rows("ab", [3, 1], [3, -1], 5), "forward_batch.init_new")),
+    at_step("forward-row", UNKNOWN + ": no request of the batch has that row",
+        in_step(check_batch_rows("ab", [3, 1], [3, 2], 5), "forward_batch.init_new")),
+    at_step("position", "does not follow from the end of the prefix and the place",
+        in_step(check_positions([(4, 2)], [4, 6], [0], PREFILL), "forward_batch.init_new")),
+    at_step("position", "does not follow from kv_committed_len",
+        in_step(check_positions([(4, 1)], [6], [0], DECODE), "forward_batch.init_new")),
     at_step("allocated-len", "the allocation for this step was left out",
         in_step(check_allocated([8], [5], "why"), "batch.prepare_for_decode")),
     at_step("allocated-len", "went further than was allocated ahead",

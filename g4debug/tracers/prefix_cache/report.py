@@ -122,6 +122,12 @@ def _cause(case: Case, events: tuple[PageEvent, ...]) -> str:
             "its round (upstream #24252), or a length that counts too much; which of the two is "
             "not known"
         )
+    if kind == "protected":
+        return (
+            "cache_protected_len or last_node was changed since the request matched or inserted "
+            "its prefix; which of the two is not known. SGLang frees and inserts what lies behind "
+            "it: pages are lost, or freed twice"
+        )
     if kind == "length":
         return "the node's value was overwritten or cut; by whom is not known"
     if kind == "wrong-page" or kind == "holds-other":

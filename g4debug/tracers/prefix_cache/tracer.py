@@ -78,6 +78,8 @@ class PrefixCacheTracer:
         self._arrived_out = context.isolate(self._judge_out)
         self._inserting: Any = None  # the request whose pages the prefix cache takes over now
         self._inserted: Prompt | None = None  # what it has handed over
+        # By row: the request, its cache_protected_len and its last node, of which all agreed.
+        self._agreed: dict[int, tuple[str, int, int]] = {}
         self._why: dict[int, str] = {}  # by id() of a prefix cache: why it is not judged
         self._unjudged = ""  # why no prefix cache of this server is judged
         self._doubts = 0
@@ -100,6 +102,9 @@ class PrefixCacheTracer:
                 context.after(site, self.after_caching, optional=True)
         for site in ("tree.prefix", "tree.unified.prefix"):
             context.after(site, self.after_prefix, optional=True)
+        context.before("scheduler.run_batch", self.before_run)
+        context.before("cache.release", self.before_release)
+        context.before("batch.evict_swa", self.before_evict)
         self.ledger.listen(self.listen, *GIVES, "free", "clear", "restore")
 
     # --- which prefix caches -----------------------------------------------------------------
@@ -167,6 +172,7 @@ class PrefixCacheTracer:
 
     def before_caching(self, tree: Any, request: Any, *args: Any, **kwargs: Any) -> None:
         self._inserting, self._inserted = request, None
+        self._judge_protected(tree, request)
         tokens = kwargs.get("up_to")
         if tokens is not None:
             self._before_tokens(tree, request, int(tokens))
@@ -183,6 +189,40 @@ class PrefixCacheTracer:
             size = int(tree.page_size)
             whole = (tokens - int(_pairs(tree))) // size * size
             self._beyond(tree, Prompt(np.empty(0, dtype=np.uint64), request), whole)
+
+    # --- how much of a request is the prefix cache's ------------------------------------------
+
+    def before_run(self, scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
+        tree = cache_tree.innermost(scheduler.tree_cache)
+        for request in batch.reqs or ():
+            self._judge_protected(tree, request)
+
+    def before_evict(self, batch: Any, request: Any, *args: Any, **kwargs: Any) -> None:
+        self._judge_protected(cache_tree.innermost(batch.tree_cache), request)
+
+    def before_release(self, request: Any, tree: Any, *args: Any, **kwargs: Any) -> None:
+        self._judge_protected(cache_tree.innermost(tree), request)
+
+    def _judge_protected(self, tree: Any, request: Any) -> None:
+        """``cache_protected_len`` is where the last node ends that the request got or inserted.
+
+        It is asked in each step, so the tree is only looked at where one of the two has changed.
+        """
+        row, lent = req_kv.row(request), req_kv.protected(request)
+        node = getattr(request, "last_node", None)
+        if row < 0 or lent is None or node is None:
+            return
+        now = request.rid, lent, node if isinstance(node, int) else node.id
+        if self._agreed.get(row) == now or not self._judges(tree) or _has_session(request):
+            return
+        held = cache_tree.end(tree, node)
+        if held in (None, lent):
+            self._agreed[row] = now
+            return
+        got = f"cache_protected_len = {lent}, and its last node ends at token {held}"
+        column = max(0, min(lent, held or 0)) // int(tree.page_size)
+        prompt = Prompt(np.empty(0, dtype=np.uint64), request)
+        self._tell(tree, Violation("protected", column, -1, got), prompt)
 
     def after_caching(self, result: Any, *args: Any, **kwargs: Any) -> Any:
         self._inserting = self._inserted = None

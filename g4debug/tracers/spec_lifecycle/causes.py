@@ -185,6 +185,24 @@ def _row(violation: Violation, at: HandOver) -> str:
     )
 
 
+def _given_row(violation: Violation, at: HandOver) -> str:
+    then = "; the forward reads and writes the KV of the row that it is given"
+    if violation.off:
+        return (
+            "the index was overwritten, or was never set; which of the two is not known. Whoever "
+            "looks it up reads other memory: an IndexError, a device-side assert or SIGSEGV"
+        )
+    if violation.whose:
+        return (
+            f"req_pool_indices has the row of {violation.whose} there: rows were exchanged, or "
+            "were filtered, merged or put in order at another time than the requests; which of "
+            "them is not known" + then
+        )
+    return (
+        "not known: no request of the batch has that row. It may be one that was given back" + then
+    )
+
+
 def _published(violation: Violation, at: HandOver) -> str:
     then = "; the next step's positions, page table and verify are built from these lengths"
     if violation.what == "early":
@@ -330,6 +348,8 @@ _CAUSES: dict[str, Callable[[Violation, HandOver], str]] = {
     "verify-input": _on_its_way,
     "verify-result": _on_its_way,
     "sampled-token": _on_its_way,
+    "forward-row": _given_row,
+    "position": _on_its_way,
     "allocated-len": _room,
     "draft-embedding": _embedding,
     "draft-pool": _shown_pool,

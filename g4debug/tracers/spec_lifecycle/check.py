@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import add, ge
+from operator import add, eq, ge
 
 IDLE, DRAFT, VERIFY, EXTEND = "idle", "draft-input", "verify-input", "draft-extend-input"
 
@@ -156,6 +156,71 @@ def check_same_rows(rows: Sequence[int], indices: Sequence[int]) -> Violation | 
         row,
         "future_indices",
     )
+
+
+def check_batch_rows(
+    rids: Sequence[str], rows: Sequence[int], got: Sequence[int], size: int
+) -> Violation | None:
+    """A forward is given the row of ``req_to_token`` of each of its requests.
+
+    rows: of the requests, -1 of one that does not go on, which may have any row. size: how many
+    rows there are. If there are not as many indices as requests, only that is looked at.
+    """
+    each = len(got) == len(rows)
+    for i, have in enumerate(got):
+        want = rows[i] if each else -1
+        outside = min(have, 0) + max(have - size + 1, 0)
+        if not outside and want in (-1, have):
+            continue
+        other = rows.index(have) if have in rows and have >= 0 else -1
+        whose = f"request {rids[other]} (row {other})" if other >= 0 else ""
+        expected = f"{want}, the row of the request" if want >= 0 else f"0..{size - 1}, a row"
+        if outside:
+            found = f"and req_to_token has {size} rows,"
+        else:
+            found = f"the row of {whose}" if whose else "the row of no request of the batch"
+        return Violation(
+            "forward-row",
+            f"req_pool_indices = {expected}",
+            f"req_pool_indices = {have}, {found}",
+            i,
+            "req_pool_indices",
+            outside,
+            whose=whose,
+        )
+    return None
+
+
+def check_positions(
+    spans: Sequence[tuple[int, int]], got: Sequence[int], live: Sequence[int], rule: str
+) -> Violation | None:
+    """The tokens of a forward have the positions of their places.
+
+    spans: the first position of each request, and how many follow. rule: what they come from, in
+    words. Nothing is said where the forward has not so many positions.
+    """
+    if sum(count for _, count in spans) != len(got):
+        return None
+    at, judged = 0, set(live)
+    for row, (first, count) in enumerate(spans):
+        part, want = got[at : at + count], range(first, first + count)
+        at += count
+        if row not in judged or all(map(eq, part, want)):
+            continue
+        column = next(i for i, (a, b) in enumerate(zip(part, want, strict=True)) if a != b)
+        name, off = "positions" + (f"[{column}]" if count > 1 else ""), part[column] - want[column]
+        return Violation(
+            "position",
+            f"{name} = {want[column]}, by {rule}",
+            f"{name} = {part[column]} ({off:+d})",
+            row,
+            "positions",
+            off,
+            column if count > 1 else -1,
+            ("", "the target's forward"),
+            rule,
+        )
+    return None
 
 
 def check_owners(

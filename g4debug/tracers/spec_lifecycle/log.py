@@ -15,7 +15,12 @@ from g4debug.tracers.spec_lifecycle.report import describe
 from g4debug.tracers.spec_lifecycle.spec_info import state_of
 
 HISTORY = 32  # hand-overs that are remembered
-_LABELS = {"worker.seed_step": "seed", "worker.forward": "end", "result.resolve": "result"}
+_LABELS = {
+    "worker.seed_step": "seed",
+    "worker.forward": "end",
+    "result.resolve": "result",
+    "forward_batch.init_new": "forward",
+}
 MOST_LENGTHS = 8  # accepted lengths that a note names
 
 

@@ -130,6 +130,12 @@ class PendingStep:
             violation = check_host(rows, verify, {**values, **on_host})
         return violation or at_rows(self._check_new(values, some, accepted), live)
 
+    def check_fed(self) -> Violation | None:
+        """What the target is about to compute, as far as its values are on the host by now."""
+        verify = Verify(self.width, self.depth, self.chain, self.simulated, self.local)
+        rows = Rows(self.rids, live_rows(self.requests))
+        return check_verify_input(rows, verify, self.copies.get() or {})
+
     def check_kept(self, kept: Sequence[Sequence[int]]) -> Violation | None:
         """What each request is given is the beginning of what the host got for it."""
         tokens, width = self.tokens, self.width

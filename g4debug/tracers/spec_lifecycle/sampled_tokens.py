@@ -127,12 +127,15 @@ class SampledTokens:
         self._waiting: dict[int, tuple[weakref.ref[Any], Sampling]] = {}  # by id() of the result
         self._processing: Sampling | None = None
         self._sampled: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        # What was sampled for each request in its last step, where that is on the host at once.
+        self._next: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._judged: Tally | None = None
 
     def install(self) -> None:
         before, after = self.context.before, self.context.after
         before("scheduler.run_batch", self.before_run_batch)
         after("scheduler.run_batch", self.after_run_batch)
+        after("forward_batch.init_new", self.after_inputs)
         after("worker.target_forward", self.after_forward)
         after("runner.sampler", self.after_sampler)
         before("runner.sample", self.before_sample)
@@ -180,6 +183,25 @@ class SampledTokens:
             found = check_counts("bookkeeping", req_kv.COMMITTED, want, got)
             self.judge("scheduler.run_batch", step, at_rows(found, live))
 
+    def after_inputs(self, made: Any, *args: Any, **kwargs: Any) -> Any:
+        """A token that is no word ends the process in the first layer, so this comes before it."""
+        step = self._now
+        if step is None or not step.decode or made.input_ids is None or made.input_ids.is_cuda:
+            return made
+        given = made.input_ids.tolist()
+        if len(given) == len(step.requests):
+            last = [self._next.get(r, have) for r, have in zip(step.requests, given, strict=True)]
+            rows = Rows(step.rids, live_rows(step.requests))
+            found = rows.check(SAMPLED, (h.SAMPLED.of_last_step, last), (h.INPUT, given))
+            self.judge("forward_batch.init_new", step, found)
+        return made
+
+    def _sample(self, step: Sampling, reading: h.Reading, tokens: Any) -> None:
+        step.copies.start(reading.key, tokens)
+        if not step.seen and not tokens.is_cuda:
+            self._next.update(zip(step.requests, tokens.reshape(-1).tolist(), strict=False))
+        step.seen = True
+
     def before_sample(self, runner: Any, logits: Any, forward_batch: Any, *args: Any) -> None:
         """The target's forward was launched with what is in ``forward_batch``."""
         step = self._now
@@ -190,16 +212,14 @@ class SampledTokens:
     def after_sampler(self, tokens: Any, *args: Any, **kwargs: Any) -> Any:
         step = self._now
         if step is not None and not step.seen:
-            step.seen = True
-            step.copies.start(h.SAMPLED.key, tokens)
+            self._sample(step, h.SAMPLED, tokens)
         return tokens
 
     def after_sample(self, tokens: Any, *args: Any, **kwargs: Any) -> Any:
         step = self._now
         if step is not None:
             # A server may have a sampler of its own.
-            step.copies.start((h.FORWARDED if step.seen else h.SAMPLED).key, tokens)
-            step.seen = True
+            self._sample(step, h.FORWARDED if step.seen else h.SAMPLED, tokens)
         return tokens
 
     def after_forward(self, result: Any, worker: Any, *args: Any, **kwargs: Any) -> Any:

@@ -42,6 +42,7 @@ from g4debug.tracers.spec_lifecycle.check import (
 )
 from g4debug.tracers.spec_lifecycle.check_values import Rows, check_from_last
 from g4debug.tracers.spec_lifecycle.copies import Copies, Pool
+from g4debug.tracers.spec_lifecycle.forward_inputs import ForwardInputs
 from g4debug.tracers.spec_lifecycle.future_rows import LENGTHS, SEED, FutureRows, live_rows
 from g4debug.tracers.spec_lifecycle.hidden_states import Custody, Mark, digest
 from g4debug.tracers.spec_lifecycle.log import Accepted, SpecLog
@@ -81,6 +82,7 @@ class SpecLifecycle:
         self.binding = draft_embedding.Binding(context, self.log)
         self.shown_pool = draft_kv_pool.ShownPool(context, self.log)
         self.sampled = sampled_tokens.SampledTokens(context, self.log)
+        self.inputs = ForwardInputs(context, self.log)
         self.committing = Committing()
         self.pool = Pool()
         # False on a server that was not run with this tracer, and in a release that counts in
@@ -95,6 +97,7 @@ class SpecLifecycle:
         self._simulated = simulates()
         self._local = True  # each rank puts out what it has sampled itself
         self._by_value = follows_values(context.settings)
+        self.inputs.judging &= self._by_value
 
     def hooks(self) -> tuple[Hooked, ...]:
         """(site, before, after) of each site; None for a side that is not hooked."""
@@ -141,25 +144,30 @@ class SpecLifecycle:
             if after is not None:
                 self.context.after(site, after, optional)
         self.sampled.install()
+        self.inputs.install()
         self.binding.install()
         self.shown_pool.install()
 
     def after_scheduler_init(self, result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
         reasons = unknown(scheduler.server_args)
+        every = [*reasons, *sampled_tokens.unknown(scheduler.server_args)]
         if speculation.of(scheduler) is None:
             self.judging = False
             if self._by_value and sampled_tokens.follows(scheduler):
-                self.context.limit("sampled tokens and lengths are checked, no draft", no_draft())
-                self.sampled.limit([*reasons, *sampled_tokens.unknown(scheduler.server_args)])
+                what = "sampled tokens, rows, lengths and positions are checked, no draft"
+                self.context.limit(what, no_draft())
+                self.sampled.limit(every)
+                self.inputs.limit(every)
             else:
-                self.sampled.judging = False
+                self.sampled.judging = self.inputs.judging = False
                 self.context.off(
                     nothing_to_check() if self._by_value else f"{no_draft()}; {ON_GPU}"
                 )
             return result
-        self.sampled.limit([*reasons, *sampled_tokens.unknown(scheduler.server_args)])
+        every += [] if self._by_value else [ON_GPU]
+        self.sampled.limit(every)
+        self.inputs.limit(every)
         if not self._by_value:
-            self.sampled.limit([ON_GPU])
             self.context.limit(
                 "what a step hands on is checked by its lengths and bonus tokens, not by its other "
                 "values",
@@ -194,7 +202,7 @@ class SpecLifecycle:
         if violation is None:
             violation = check_fields(spec, ("future_indices",), requests)
         if violation is None and self.judging:
-            violation = self._check_read(LENGTHS, batch)
+            violation = self._check_read(LENGTHS, batch) or self._check_indices(batch)
         self.log.judge("future.resolve_lens", batch, violation)
 
     def after_resolve_lens(
@@ -211,12 +219,22 @@ class SpecLifecycle:
             violation = self._check_last(batch, "seq-len", h.NEW_LENS, h.LENS, read)
             if violation is not None:
                 # The lengths may be wrong because others were read. That waits for the device.
-                rows, live = req_kv.column(batch.reqs, req_kv.ROW), live_rows(batch.reqs)
-                indices = batch.spec_info.future_indices.tolist()
-                others = check_same_rows([rows[i] for i in live], [indices[i] for i in live])
-                violation = at_rows(others, live) or violation
+                violation = self._check_indices(batch, waits=True) or violation
             self.log.judge("future.resolve_lens", batch, violation)
         return result
+
+    def _check_indices(self, batch: Any, waits: bool = False) -> Violation | None:
+        """The FutureMap is read by the rows of the requests. waits: also where that is a wait."""
+        indices = batch.spec_info.future_indices
+        if indices.is_cuda and not waits:
+            return None
+        rows, live, found = (
+            req_kv.column(batch.reqs, req_kv.ROW),
+            live_rows(batch.reqs),
+            indices.tolist(),
+        )
+        others = check_same_rows([rows[i] for i in live], [found[i] for i in live])
+        return at_rows(others, live)
 
     def _check_last(
         self,
@@ -342,7 +360,16 @@ class SpecLifecycle:
             if spec.hidden_states is not None:
                 read[h.HIDDEN] = self._digest(spec.hidden_states)
             self._read(step, read)
+            violation = self._check_seed(step, spec.bonus_tokens)
         self.log.judge("worker.draft", batch, violation)
+
+    def _check_seed(self, step: PendingStep, bonus: Any) -> Violation | None:
+        """Where it waits for nobody: the draft's first layer has no row for what is no token."""
+        if bonus.is_cuda:
+            return None
+        rows, left = Rows(step.rids, live_rows(step.requests)), step.left(h.LEFT_BONUS)
+        read = {h.BONUS.key: bonus.tolist()}
+        return check_from_last(rows, "bonus-token", h.LEFT_BONUS, h.BONUS, left, read)
 
     def _digest(self, hidden: Any) -> Any:
         return None if hidden is None or not self._by_value else digest(hidden)
@@ -412,6 +439,8 @@ class SpecLifecycle:
             return
         fed = {h.FED: forward_batch.input_ids, h.FED_POSITIONS: forward_batch.positions}
         self._read(step, fed)
+        # A token that is no word ends the process in the target's first layer.
+        self._judge_step("worker.target_forward", step, step.check_fed())
 
     def after_target_forward(
         self, result: Any, worker: Any, *args: Any, is_verify: bool = False, **kwargs: Any

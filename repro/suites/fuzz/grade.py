@@ -16,10 +16,6 @@ TRACERS = Path(__file__).resolve().parents[3] / "docs" / "tracers.md"
 # What -> the beginning of a sentence of docs/tracers.md that says that this cannot be seen. If the
 # page does not say it, the corruption is missed.
 CANNOT_SEE: Mapping[str, tuple[str, ...]] = {
-    "next_tokens": ("between the sampling and the output",),
-    "accept_lens": ("accept lengths that are in range",),
-    "positions": ("the positions of tokens",),
-    "draft_tokens": ("the bonus token of a verify",),
     "kv": (
         "changes to the last, unfinished page of a request are not seen",
         "It does not see *what* is written",

@@ -305,6 +305,25 @@ def committed_too_long(load: Load) -> None:
     served.release(request, load.tree)
 
 
+def protects(name: str, count: Callable[[int], int]) -> None:
+    """A case in which ``cache_protected_len`` is another number when the request ends."""
+
+    def run(load: Load) -> None:
+        request = load.until(lambda: load.running(1))
+        holder = req_kv.holder(request, "cache_protected_len")
+        holder.cache_protected_len = count(holder.cache_protected_len)
+        served.release(request, load.tree)
+
+    CASES[name] = run
+
+
+protects("protected_negative", lambda n: -1)
+protects("protected_far", lambda n: 1 << 20)
+protects("protected_zero", lambda n: 0 if n else PAGE)
+protects("protected_more", lambda n: n + PAGE)
+protects("protected_one_more", lambda n: n + 1)
+
+
 # --- pages that are lost ------------------------------------------------------------------------
 
 

@@ -46,6 +46,11 @@ ROWS = {
     "row_zero": "no-page",
     "chunk_not_admitted": "beyond",
     "committed_too_long": "beyond",
+    "protected_negative": "protected",
+    "protected_far": "protected",
+    "protected_zero": "protected",
+    "protected_more": "protected",
+    "protected_one_more": "protected",
 }
 # Pages that are lost: what a census finds.
 LOST = {

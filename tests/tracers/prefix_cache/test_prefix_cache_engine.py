@@ -26,7 +26,7 @@ def test_a_healthy_engine_is_judged_and_nothing_is_found(tmp_path):
     [
         ("cached-page-alias=1*on", "prefix-cache", {"wrong-page"}),
         ("insert-wrong-page=1*on", "prefix-cache", {"wrong-page"}),
-        ("protected-page=1*on", "pool-leak", {"leaked"}),
+        ("protected-page=1*on", "prefix-cache", {"protected"}),
     ],
 )
 def test_a_drill_is_told(tmp_path, fault, check, kinds):

@@ -42,6 +42,7 @@ SERVERS = {
 VERIFY = {
     "draft-bonus": ("verify-input", 1, 0, 0),
     "draft-token": ("verify-input", 1, 2, 0),
+    "draft-far": ("verify-input", 1, 2, 0),
     "draft-rows": ("verify-input", 0, 0, 0),
     "positions-all": ("verify-input", 0, 0, 0),
     "positions-row": ("verify-input", 1, 0, 0),
@@ -94,7 +95,16 @@ IN_THE_MAP = {
     "gathered-hidden": ("stale-hidden-state", 0, -1, 0),
     "future-indices": ("future-row", 0, -1, 0),
 }
+GIVEN = {
+    "forward-rows": ("forward-row", 0, -1, 0),
+    "forward-row-far": ("forward-row", 1, -1, 0),
+    "batch-row-far": ("forward-row", 1, -1, 0),
+    "batch-row-negative": ("forward-row", 1, -1, 0),
+    "forward-length": ("seq-len", 1, -1, 0),
+}
 PLAIN = {
+    "map-far": ("sampled-token", 1, -1, 1),
+    "forward-position": ("position", 1, -1, 0),
     "sampled-rows": ("sampled-token", 0, -1, 0),
     "sampled-one": ("sampled-token", 1, -1, 0),
     "target-rows": ("sampled-token", 0, -1, 0),
@@ -121,13 +131,14 @@ def at_once(cases: dict, *names: str) -> dict:
 
 LATE = ("host-one", "host-lens", "kept-rows", "output-one", "output-rows")
 CASES = {
-    "mtp": VERIFY | ON_THE_HOST | IN_THE_MAP,
-    "plain": PLAIN | {"host-rows": ("sampled-token", 0, -1, 0)},
+    "mtp": VERIFY | ON_THE_HOST | IN_THE_MAP | GIVEN | {"map-far": ("bonus-token", 1, -1, 1)},
+    "plain": PLAIN | GIVEN | {"host-rows": ("sampled-token", 0, -1, 0)},
     # There the next draft gets the tensors themselves.
     "mtp without overlap": VERIFY
+    | GIVEN
     | at_once(ON_THE_HOST, *LATE, "committed", "committed-after")
     | {"left-bonus": ("bonus-token", 0, -1, 1)},
-    "plain without overlap": at_once(PLAIN, *LATE),  # the result is not copied to the host
+    "plain without overlap": at_once(PLAIN, *LATE) | GIVEN,  # the result is not copied to the host
 }
 LONG = pytest.mark.long("an engine more for each kind of server")
 EACH = [

@@ -43,6 +43,7 @@ SITES = (
     "runner.sampler",
     "worker.target_forward",
     "scheduler.process_result",
+    "forward_batch.init_new",
     "future.resolve_lens",
     "future.gather",
     "worker.forward",
@@ -457,7 +458,7 @@ def test_without_a_draft_the_sampled_tokens_are_followed(sglang, caplog):
     server = Server()
     server.tracer.after_scheduler_init(None, scheduler_of(server, None))
     assert "does not run FROZEN_KV_MTP" in caplog.text
-    assert "sampled tokens and lengths are checked" in caplog.text
+    assert "sampled tokens, rows, lengths and positions are checked" in caplog.text
     assert server.tracer.sampled.judging
 
 

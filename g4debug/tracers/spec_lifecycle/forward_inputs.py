@@ -1,0 +1,193 @@
+"""What a forward is given of each request: its row of ``req_to_token``, its length, its positions.
+
+All of it follows from what SGLang has on the host, on every server. A row that the table does not
+have ends the process with SIGSEGV where it is read, so rows are looked at before anybody uses them:
+when a step reads the FutureMap, and right before and behind the making of each ``ForwardBatch``. On
+a CPU the values are there at once. On a GPU they are brought to the host as the forward is
+launched, and are compared before its tokens leave; a row of the table that is not there has done
+its harm by then.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from g4debug.hooking import req_kv, targets
+from g4debug.tracers.base import Context
+from g4debug.tracers.spec_lifecycle.check import (
+    Violation,
+    at_rows,
+    check_batch_rows,
+    check_counts,
+    check_positions,
+)
+from g4debug.tracers.spec_lifecycle.copies import MOST, Copies, Pool
+from g4debug.tracers.spec_lifecycle.future_rows import live_rows
+from g4debug.tracers.spec_lifecycle.log import SpecLog
+
+SITE = "forward_batch.init_new"
+# What positions come from.
+PREFILL = "the end of the prefix and the place in the prompt"
+DECODE = "kv_committed_len, which counts the token that is computed"
+ROWS, LENS, POSITIONS = "req_pool_indices", "seq_lens", "positions"
+
+
+@dataclass
+class Forward:
+    """One forward, and what it must be given.
+
+    rows: of ``req_to_token``, which has ``size`` of them; -1 of a request that does not go on.
+    lens: how long each sequence is, None if the host does not know that yet. spans: the first
+    position of each request and how many follow. rule: what these come from.
+    """
+
+    step: int
+    rids: list[str]
+    live: list[int]
+    rows: list[int]
+    size: int
+    copies: Copies
+    lens: list[int] | None = None
+    spans: list[tuple[int, int]] | None = None
+    rule: str = ""
+
+    def check(self, values: Mapping[str, Sequence[int]]) -> Violation | None:
+        found = None
+        if ROWS in values:
+            found = check_batch_rows(self.rids, self.rows, values[ROWS], self.size)
+        lens, want, pick = values.get(LENS), self.lens, self.live
+        if found is None and lens and want and len(lens) == len(want):
+            found = check_counts("seq-len", LENS, [want[i] for i in pick], [lens[i] for i in pick])
+            found = at_rows(found, pick)
+        if found is None and POSITIONS in values and self.spans is not None:
+            found = check_positions(self.spans, values[POSITIONS], pick, self.rule)
+        return found
+
+
+class ForwardInputs:
+    """Looks at each forward of a step of the scheduler, the target's and the draft's."""
+
+    def __init__(self, context: Context, log: SpecLog) -> None:
+        self.context = context
+        self.log = log
+        self.judging = targets.counts_with_result()  # it was not run on releases before
+        self.pool = Pool()
+        self._batch: Any = None  # of the step that runs
+        self._late: deque[Forward] = deque(maxlen=MOST)  # what is still on its way to the host
+
+    def install(self) -> None:
+        before, after = self.context.before, self.context.after
+        before("scheduler.run_batch", self.before_run_batch)
+        after("scheduler.run_batch", self.after_run_batch)
+        before("future.resolve_lens", self.before_resolve_lens)
+        before(SITE, self.before_forward)
+        after(SITE, self.after_forward)
+        before("scheduler.process_result", self.before_process)
+
+    def limit(self, reasons: Sequence[str]) -> None:
+        """This server does what the check was not run with."""
+        for why in reasons:
+            self.judging = False
+            self.context.limit(
+                "the rows, lengths and positions that a forward is given are not checked", why
+            )
+
+    def before_run_batch(self, scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
+        beams = any(getattr(r, "beam_group", None) for r in batch.reqs or ())
+        self._batch = batch if self.judging and batch.reqs and not beams else None
+
+    def after_run_batch(self, result: Any, *args: Any, **kwargs: Any) -> Any:
+        self._batch = None
+        return result
+
+    def before_resolve_lens(self, future_map: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
+        if batch is self._batch:
+            self._judge_rows("future.resolve_lens", batch.req_pool_indices)
+
+    def before_forward(self, *args: Any, **kwargs: Any) -> None:
+        batch, _ = _given(args, kwargs)
+        if self._batch is not None:
+            self._judge_rows(SITE, batch.req_pool_indices)
+
+    def after_forward(self, made: Any, *args: Any, **kwargs: Any) -> Any:
+        batch = self._batch
+        if batch is None:
+            return made
+        given, runner = _given(args, kwargs)
+        forward = self._forward(batch)
+        read = {ROWS: made.req_pool_indices, LENS: made.seq_lens}
+        if not getattr(runner, "is_draft_worker", False):
+            read[POSITIONS] = made.positions
+            _expect(forward, made, batch)
+        if forward.lens is None and not given.seq_lens.is_cuda:
+            forward.lens = given.seq_lens.tolist()
+        forward.copies.start_all({key: t for key, t in read.items() if t is not None})
+        forward.copies.close()
+        if not self._judge(SITE, forward):
+            self._late.append(forward)
+        return made
+
+    def before_process(self, *args: Any, **kwargs: Any) -> None:
+        """SGLang has waited for the step whose result this is."""
+        while self._late and self._judge(SITE, self._late[0]):
+            self._late.popleft()
+
+    def _forward(self, batch: Any) -> Forward:
+        live, rows = live_rows(batch.reqs), [-1] * len(batch.reqs)
+        known = req_kv.column(batch.reqs, req_kv.ROW)
+        for i in live:
+            rows[i] = known[i]
+        table = getattr(batch.req_to_token_pool, "req_to_token", None)
+        return Forward(
+            step=self.context.recorder.step,
+            rids=[str(r.rid) for r in batch.reqs],
+            live=live,
+            rows=rows,
+            size=sys.maxsize if table is None else int(table.shape[0]),
+            copies=Copies(self.pool),
+        )
+
+    def _judge_rows(self, site: str, indices: torch.Tensor | None) -> None:
+        """Before they are used, where reading them waits for nobody."""
+        if indices is not None and not indices.is_cuda:
+            forward = self._forward(self._batch)
+            forward.copies.start(ROWS, indices)
+            self._judge(site, forward)
+
+    def _judge(self, site: str, forward: Forward) -> bool:
+        """False if the values are not here yet."""
+        values = forward.copies.get()
+        if values is None:
+            return False
+        self.log.judge(site, None, forward.check(values), forward.rids, step=forward.step)
+        return True
+
+
+def _expect(forward: Forward, made: Any, batch: Any) -> None:
+    """Note what the target must be given, if this forward is of a kind that is known."""
+    committed = req_kv.column(batch.reqs, req_kv.COMMITTED)
+    mode = made.forward_mode.name
+    if mode == "EXTEND":
+        begins, counts = made.extend_prefix_lens_cpu, made.extend_seq_lens_cpu
+        if begins is not None and counts is not None:
+            forward.lens = committed
+            forward.spans = list(zip(begins, counts, strict=True))
+            forward.rule = PREFILL
+    elif mode == "DECODE" and batch.spec_algorithm.is_none():
+        # What is committed counts the token that this step writes.
+        forward.lens = committed
+        forward.spans = [(n - 1, 1) for n in committed]
+        forward.rule = DECODE
+
+
+def _given(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+    """``ForwardBatch.init_new(batch, model_runner)``, which may be given the class, too."""
+    given = [a for a in args if not isinstance(a, type)]
+    batch = kwargs["batch"] if "batch" in kwargs else given.pop(0)
+    return batch, kwargs["model_runner"] if "model_runner" in kwargs else given.pop(0)
