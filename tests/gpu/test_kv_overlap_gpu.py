@@ -127,7 +127,7 @@ def test_the_host_fetches_what_lies_behind_a_forward_without_the_next_one() -> N
         server.launch(2, page=4, slot=0, held_back=10 * LONG)
         done = torch.cuda.Event()
         done.record(server.forward)
-        server.lane.settle(launch=1)
+        server.lane.settle(forward=1)
     assert server.seen == [[0]]
     assert not done.query()  # the second forward still runs
     torch.cuda.synchronize()
