@@ -222,7 +222,7 @@ def refuse_if_not_run(
     )
     was_run = [tracer.id for tracer in tracers if tracer.id not in not_run]
     if was_run:
-        text += f"; or arm only what was run: G4DEBUG_TRACE={','.join(was_run)}"
+        text += f"; or arm only the tracers that were run: G4DEBUG_TRACE={','.join(was_run)}"
     raise SettingsError(text)
 
 

@@ -144,9 +144,9 @@ class Settings:
     fixes: str = _setting(
         "G4DEBUG_FIXES",
         _fix_mode,
-        "what is put in force. needed: fixes for the crashes and wrong results that this SGLang is "
-        "known to have; all: performance paths and swa-ratio, too; none: nothing. The switch of a "
-        "single fix wins over it",
+        "which fixes are put in force. needed: fixes for the crashes and wrong results that this "
+        "SGLang is known to have; all: performance paths and swa-ratio, too; none: nothing. The "
+        "switch of a single fix wins over it",
         "needed",
     )
     faults: str = _setting(

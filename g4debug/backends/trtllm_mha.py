@@ -69,8 +69,9 @@ class TrtllmMha(TableAdapter):
         return self.sites[0]
 
     def padding(self, backend: Any, batch: Any, frozen: bool) -> int:
-        """Before each replay SGLang resets the lengths of the padding rows, but not their requests,
-        which an earlier batch has left (cuda_graph_runner.py, ``populate_from_forward_batch``).
+        """Before each replay SGLang resets the lengths of the padding rows, but not their requests.
+
+        An earlier batch has left these (cuda_graph_runner.py, ``populate_from_forward_batch``).
         """
         fill = int(backend.get_cuda_graph_seq_len_fill_value())
         mode = batch.forward_mode

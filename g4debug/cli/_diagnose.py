@@ -412,8 +412,8 @@ def _report(d: Diagnosis, settings: Settings, facts: Mapping[str, Any]) -> None:
             outside.setdefault(other["who"], []).append(other["site"])
     for who, shared in outside.items():
         d.notes.append(
-            f"{who} wraps g4debug's hooks at {', '.join(dict.fromkeys(shared))}: what it changes "
-            "there is not checked"
+            f"{who} wraps g4debug's hooks at {', '.join(dict.fromkeys(shared))}: its changes "
+            "there are not checked"
         )
     for name, text in facts["fixes"].items():
         state, _, why = text.partition(": ")

@@ -176,8 +176,8 @@ class PageTableKind(DeviceKind):
         "prefix cache did not lend it to this one",
         "`reads full-pool page … of request … for tokens …, because row … of req_to_token "
         "names it`",
-        look="what writes `req_to_token`: the request of the finding is the one whose row is "
-        "wrong, `OWNER` says whose page it is",
+        look="what writes `req_to_token`: the row of the finding's request is wrong, and "
+        "`OWNER` names the owner of the page",
         confirmed_by=f"{_ROWS} or the prefix cache", suspicion=True, right_place=True, code=8,
     )
     # Of lists of tokens only, see tracers/page_table/token_check.py.
@@ -208,7 +208,7 @@ class PageTableKind(DeviceKind):
     UNREADABLE = _cell(
         "unreadable",
         _OVERWRITTEN,
-        "`the guard saw a bad cell, but what it left cannot be read`",
+        "`the guard saw a bad cell, but its record cannot be read`",
         look=_PINNED, ended=True, code=9,
     )
 
@@ -290,7 +290,7 @@ class KvWritesKind(DeviceKind):
     UNREADABLE = _write(
         "unreadable",
         _OVERWRITTEN,
-        "`a bad location was seen, but what was left of it cannot be read`",
+        "`a bad location was seen, but its record cannot be read`",
         look=_PINNED, ended=True, code=10,
     )
 
@@ -310,7 +310,7 @@ _ALLOCATOR = (
         "out-of-range",
         "a page that the pool does not have was handed out or freed",
         "`page … was handed out, but does not exist`, or `page … was freed, but does not exist`",
-        look="earlier frees: what is in the free list came from there",
+        look="earlier frees: the pages in the free list came from there",
         what="was {verb}, but does not exist", expected="pages 1..{last} of the {pool} pool",
     ),
     _kept(

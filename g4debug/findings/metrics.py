@@ -66,7 +66,7 @@ class Metrics:
         )
         self._checks = Counter(
             "g4debug_checks",
-            "What the tracer has checked, by what it is called in the status.",
+            "How many things the tracer has checked, by their name in the status.",
             [*names, "checked"],
             registry=registry,
         )

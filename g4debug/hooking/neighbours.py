@@ -17,7 +17,7 @@ from g4debug.hooking.plugins import Plugin
 
 Side = Literal["outside", "inside", "instead", "never"]
 MEANS: dict[str, str] = {
-    "outside": "wraps our hook, so what it changes is not checked",
+    "outside": "wraps our hook, so its changes are not checked",
     "inside": "our hook wraps it",
     "instead": "is there in place of our hook",
     "never": "never runs: it was registered when SGLang had patched the function already",

@@ -329,7 +329,7 @@ def _plugins(record: TrapRecord) -> tuple[Line, ...]:
 
 def _side(other: OtherHook) -> str:
     means = {
-        "outside": "wraps our hook, so what it changes is not checked",
+        "outside": "wraps our hook, so its changes are not checked",
         "inside": "is wrapped by our hook",
         "instead": "is there in place of our hook",
         "never": "never runs",

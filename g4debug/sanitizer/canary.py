@@ -39,7 +39,7 @@ def caught(
         return None
 
     if error() is not None:
-        raise CanaryError("what is sound was reported as broken")
+        raise CanaryError("a sound forward was reported as broken")
     name = fault.id
     injection = Injection(fault, Chain(parse(f"{name}=1*on").chains[name], 0, name), 0)
     corrupt(injection)

@@ -252,7 +252,7 @@ class DeviceCheck(ABC, Generic[C, S]):
         except Exception as e:
             logger.exception("g4debug: %s: SGLang's own structures cannot be asked", name)
             if ledger is not None:
-                ledger.give_up(f"{name} could not confirm what it saw ({type(e).__name__})")
+                ledger.give_up(f"{name} could not confirm a record ({type(e).__name__})")
         return None
 
     def _give_account(self, trap: TrapBuffer) -> None:

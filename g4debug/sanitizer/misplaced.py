@@ -75,7 +75,7 @@ def misplaced(
         raise Unconfirmed(f"the request of row {row} is not known", page)
     cached = cached_tokens(request)
     if cached == EVERYTHING:
-        raise Unconfirmed(f"of request {rid} it is not known what the prefix cache holds", page)
+        raise Unconfirmed(f"it is not known how much of request {rid} the prefix cache holds", page)
     allocated = req_kv.allocated(request)
     case = _Case(ledger, pool, request, row, column, page, rid, rows, cached, allocated)
     if at >= allocated:

@@ -64,7 +64,7 @@ class RowOfBatch:
         """The sentence about a wrong ``req_pool_indices``, '' if it is right. row: of the batch."""
         if not self.is_another:
             return ""
-        whose = f", which is that of request {self.other}" if self.other else ""
+        whose = f", the row of request {self.other}" if self.other else ""
         return (
             f"req_pool_indices is wrong: row {row} of the batch is request {self.rid}, which has "
             f"row {self.index} of req_to_token, and req_pool_indices[{row}] is {self.seen}{whose}. "

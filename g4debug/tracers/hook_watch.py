@@ -47,7 +47,7 @@ CARRIES = (
     "pool.",
     "swa.",
 )
-BEHIND = "what is changed behind its hooks is not checked"
+BEHIND = "changes behind its hooks are not checked"
 logger = logging.getLogger("g4debug")
 
 

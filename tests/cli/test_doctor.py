@@ -220,16 +220,14 @@ def test_other_plugins_and_the_sites_they_share_with_us(tmp_path: Path, first: s
     assert rows["never"] == ("left out", "never:register, of never 0")
     shared = {r["name"]: (r["state"], r["detail"]) for r in data["shared"]}
     hook, patch = "plugin timer: timed (timer.py:5) ", "plugin timer: patched (timer.py:8) "
-    outside = "wraps our hook, so what it changes is not checked"
+    outside = "wraps our hook, so its changes are not checked"
     assert shared == {
         "batch.merge": ("inside", patch + "our hook wraps it"),
         "batch.filter": ("outside", hook + outside)
         if first == "g4debug"
         else ("inside", hook + "our hook wraps it"),
     }
-    told = (
-        "plugin timer wraps g4debug's hooks at batch.filter: what it changes there is not checked"
-    )
+    told = "plugin timer wraps g4debug's hooks at batch.filter: its changes there are not checked"
     assert (told in data["notes"]) is (first == "g4debug")
 
 

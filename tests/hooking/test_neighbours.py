@@ -93,8 +93,8 @@ def test_a_hook_of_nobody_known_is_named_by_its_module(registry, ours, theirs):
     (other,) = neighbours(ours)
     assert (other.side, other.who) == ("outside", "module meddler_mod")
     assert str(other) == (
-        "module meddler_mod at batch.filter: before (meddler_mod.py:5) wraps our hook, so what it "
-        "changes is not checked"
+        "module meddler_mod at batch.filter: before (meddler_mod.py:5) wraps our hook, so its "
+        "changes are not checked"
     )
 
 

@@ -187,7 +187,7 @@ def test_triage_says_the_same_of_contain():
     ]
     never = {"use-after-free", *re.findall(r"`([a-z-]+)`", said)}
     assert MENDED["page-table"] == of_tables - never
-    said = TRIAGE.partition("contain` for what is found at a free:")[2].partition("there.")[0]
+    said = TRIAGE.partition("contain` for the findings at a free:")[2].partition("there.")[0]
     assert MENDED["kv-allocator"] == set(re.findall(r"`([a-z-]+)`", said))
     said = TRIAGE.partition("is replaced by the token's own place. Not so for")[2].partition(":")[0]
     never = set(re.findall(r"`([a-z-]+)`", said))

@@ -295,7 +295,7 @@ def beside(arm: Any, mode: str, field: str, value: int) -> Any:
     return raised(lambda: run(rig, backend, batch))
 
 
-TABLE_WRONG = "the table is wrong, not what it is built from"
+TABLE_WRONG = "the table is wrong, not the data it is built from"
 ROW_WRONG = "req_to_token is wrong"
 MAPPING_WRONG = "full_to_swa_index_mapping is wrong"
 B5, SWA_B5 = page("b", 5), page("b", 5, "swa")
@@ -485,7 +485,7 @@ def doubled_by_the_outer_allocator(arm: Any) -> Any:
         swa_pages_are(page("a", 1, "swa"))(it)
 
     finding = pools(step)(arm)
-    assert f"is already that of full page {right[0]} (request a)" in finding.cause
+    assert f"already belongs to full page {right[0]} (request a)" in finding.cause
     return finding
 
 
@@ -1073,8 +1073,8 @@ def cached(arm: Any, tokens: int) -> Any:
 
 
 at_write = partial(Cause, "kv-writes")
-NOT_THE_ROW = "ForwardBatch.out_cache_loc is not what"
-NOT_THE_MAPPING = "the sliding layers' locations are not what"
+NOT_THE_ROW = "ForwardBatch.out_cache_loc does not agree"
+NOT_THE_MAPPING = "the sliding layers' locations do not agree"
 # fmt: off
 WRITES = (
     at_write("negative", NOT_THE_ROW, writes(to_full(-3))),

@@ -246,7 +246,7 @@ def test_a_wrapper_outside_is_told_and_limits_where_it_can_change_what_is_checke
     (line,) = caplog.messages[:1]
     assert "plugin timer at batch.merge: over.patched (test_hook_watch.py:" in line
     assert "plugin timer at pool.alloc_extend: " in line
-    assert "wraps our hook, so what it changes is not checked" in line
+    assert "wraps our hook, so its changes are not checked" in line
     found = states(armed)
     assert found["spec-lifecycle"].sound  # a wrapper there sees only what we see
     assert found["ledger"].limits[0].what == hook_watch.BEHIND

@@ -192,7 +192,7 @@ def _mapping(case: Case) -> str:
         other = int(swa.partner[got])
         if 0 < other < full.pages and other != case.page and full.held[other]:
             whose = str(full.owner[other])
-            shared = f". SWA page {got} is already that of full page {other}" + (
+            shared = f". SWA page {got} already belongs to full page {other}" + (
                 f" (request {whose})" if whose else ""
             )
     if case.event.kind == "miswritten":

@@ -170,8 +170,8 @@ class Words(PageReport):
             return self._cause_of_right_place(row)
         if w.expected < 0:
             return (
-                "not known: what the location was compared with says nothing about this token; "
-                "look at how out_cache_loc was made"
+                "not known, and neither is the token's right place; look at how out_cache_loc was "
+                "made"
             )
         if w.expected == w.value:
             return (
@@ -193,14 +193,14 @@ class Words(PageReport):
         if full >= 0 and full != w.full:
             made = ", and the sliding layers' location was made from it"
             return (
-                f"ForwardBatch.out_cache_loc is not what {row} says: it has slot {full} of the "
-                f"full pool for this token, whose place is slot {w.full}"
+                f"ForwardBatch.out_cache_loc does not agree with {row}: it has slot {full} of the "
+                f"full pool for this token, and the token's place is slot {w.full}"
                 f"{made if self._mapped_of(full) == w.value else ''}. Who wrote that location is "
                 "not known"
             )
-        lost = f"ForwardBatch.out_cache_loc is not what {row} says"
+        lost = f"ForwardBatch.out_cache_loc does not agree with {row}"
         if swa:
-            lost = f"the sliding layers' locations are not what {row} and the mapping say"
+            lost = f"the sliding layers' locations do not agree with {row} and the mapping"
         if self.kind == "page-zero":
             return (
                 f"{lost}: location 0 is what padding gets, so it may have been cleared, or never "
@@ -257,7 +257,7 @@ class Words(PageReport):
                 "Who wrote the row is not known"
             )
         return (
-            "the prefill began before the end of what the prefix cache holds of this request: its "
+            "the prefill began inside of the part of this request that the prefix cache holds: its "
             "prefix length is too short, or its cache_protected_len too long; which of the two is "
             f"not known.{last}"
         )
@@ -277,7 +277,7 @@ def _bare(write: Write, recorder: Recorder) -> Finding:
     what = f"the KV of token {write.position} goes to slot {write.value}, which is wrong "
     what += f"({kind.name})"
     if write.kind is Kind.UNREADABLE:
-        what = "a bad location was seen, but what was left of it cannot be read"
+        what = "a bad location was seen, but its record cannot be read"
     return Finding(
         check="kv-writes",
         kind=kind.name,

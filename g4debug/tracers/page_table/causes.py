@@ -100,13 +100,13 @@ def _wrong_cell(facts: Facts) -> str:
     if column >= 0:
         first = column * size
         return (
-            f"the {it} is wrong, not what it is built from: {agree} would give page "
+            f"the {it} is wrong, not the data it is built from: {agree} would give page "
             f"{facts.right}. The page in the cell is the request's own, of column {column} (tokens "
             f"{first}..{first + size - 1}): a wrong column was read or written"
         )
     return (
-        f"the {it} is wrong, not what it is built from: {agree} would give page {facts.right}. It "
-        "was overwritten after it was built, or built from stale data; which of the two is not "
+        f"the {it} is wrong, not the data it is built from: {agree} would give page {facts.right}. "
+        "It was overwritten after it was built, or built from stale data; which of the two is not "
         "known"
     )
 

@@ -269,7 +269,7 @@ def bare(checked: CheckedTable | None, record: Record, recorder: Recorder) -> Fi
             site = checked.adapter.handed_at(checked.batch)
     where = Location(process="scheduler", pid=os.getpid(), rank=recorder.rank, step=recorder.step)
     if cell.kind is Kind.UNREADABLE:
-        what = "the guard saw a bad cell, but what it left cannot be read "
+        what = "the guard saw a bad cell, but its record cannot be read "
         what += f"(kind {record.kind}, {at})"
         written = ", ".join(str(int(k)) for k in sorted(Kind) if k is not Kind.UNREADABLE)
         expected = f"a record of the guard, whose kind is one of {written}"

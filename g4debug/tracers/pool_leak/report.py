@@ -127,7 +127,7 @@ def describe_miscounted(view: View, ledger: Ledger, idle: bool) -> Finding:
         f"the prefix cache says that it has {evictable + protected} tokens of the {view.name} "
         f"pool, and its nodes have {view.cached}",
         request="",
-        expected="what may be evicted and what is locked are together what the nodes have",
+        expected="evictable and locked tokens add up to the tokens of the nodes",
         got=f"{evictable} tokens may be evicted and {protected} are locked, but the nodes have "
         f"{view.cached}",
         cause="a node got other slots than its key has tokens, or the count was changed without "

@@ -170,7 +170,7 @@ def test_a_wrapper_outside_of_ours_is_named_and_nobody_vouches_for_what_it_chang
     )
     site = "pool.alloc_decode"
     assert (
-        "ledger is limited: what is changed behind its hooks is not checked (plugin dying wraps it "
+        "ledger is limited: changes behind its hooks are not checked (plugin dying wraps it "
         f"at {site})"
     ) in lines[-1]
     (other,) = record.others
