@@ -42,35 +42,19 @@ TOWERS = {
     "tiny": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
              "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16},
 }  # fmt: skip
-_SWA_NAMES = ("architectures", "swa_head_dim", "swa_v_head_dim", "swa_num_key_value_heads")
 TOKENS = {"image_token_id": 5, "video_token_id": 6, "audio_token_id": 7}
 
 
 def config(tower: str) -> dict[str, Any]:
     """The config.json of the multimodal model, in which ``head_dim`` is the sliding layers'."""
     from decode_paths import geometries
+    from workloads import multimodal
 
     from g4debug.cpu.geometry import E2B, TINY
 
     text = {"E2B": E2B, "tiny": TINY}[tower].target_config() if tower != "26B-A4B" else None
-    text = text or geometries()["26B-A4B"]
-    inner = {k: v for k, v in text.items() if k not in (*_SWA_NAMES, "v_head_dim")}
-    inner |= {
-        "head_dim": text["swa_head_dim"],
-        "num_key_value_heads": text["swa_num_key_value_heads"],
-        "num_global_key_value_heads": text["num_key_value_heads"],
-        "tie_word_embeddings": True,
-    }
-    return {
-        "architectures": ["Gemma4ForConditionalGeneration"],
-        "model_type": "gemma4",
-        "dtype": text["dtype"],
-        "text_config": inner,
-        "vision_config": {"model_type": "gemma4_vision", **TOWERS[tower]},
-        "audio_config": None,
-        "tie_word_embeddings": True,
-        **TOKENS,
-    }
+    vision = {"model_type": "gemma4_vision", **TOWERS[tower]}
+    return multimodal.config(text or geometries()["26B-A4B"], vision, **TOKENS)
 
 
 def runner(model: Path, device: str, attention: str | None) -> Any:

@@ -10,10 +10,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from measuring import results, svg
-
-from g4debug.reporters.pools_svg import text
+from measuring import results
+from measuring.svg import drawn
 
 OUT = results.FOLDER.parents[1] / "docs" / "paths.svg"
 WIDTH, LEFT, RIGHT, LINE = 900, 400, 70, 26
@@ -71,33 +71,26 @@ def kernels() -> Iterator[Bar]:
                 yield f"{label}, {rows} rows", x
 
 
-def panel(title: str, bars: list[Bar], y: float) -> tuple[list[str], float]:
-    """The bars, which begin at 1 (no change), and where the next panel begins."""
-    top = max(1.0, *(x for _, x in bars))
-    unit = (WIDTH - LEFT - RIGHT) / (top - 1)
-    parts = [text(20, y, title, "title")]
-    for number, (label, x) in enumerate(bars):
-        at = y + 16 + number * LINE
-        width = max(1.0, (x - 1) * unit)
-        parts += [
-            text(LEFT - 12, at + 13, label, "", "end"),
-            f'<rect x="{LEFT}" y="{at}" width="{width:.0f}" height="{LINE - 8}" class="bar"/>',
-            text(LEFT + width + 8, at + 13, f"{x:.2f} x", "t-best"),
-        ]
-    return parts, y + 16 + len(bars) * LINE + 30
-
-
 def main() -> None:
-    body, y = panel("Whole requests and output tokens: path off / path on", [*requests()], 34)
-    more, y = panel("Kernels alone: SGLang 0.5.12.post1's own / ours", [*kernels()], y + 6)
+    panels: list[dict[str, Any]] = []
+    y = 34
+    for title, bars in (
+        ("Whole requests and output tokens: path off / path on", [*requests()]),
+        ("Kernels alone: SGLang 0.5.12.post1's own / ours", [*kernels()]),
+    ):
+        unit = (WIDTH - LEFT - RIGHT) / (max(1.0, *(x for _, x in bars)) - 1)
+        wide = [(label, x, max(1.0, (x - 1) * unit)) for label, x in bars]
+        panels.append({"title": title, "y": y, "bars": wide})  # a bar begins at 1: no change
+        y += 16 + len(bars) * LINE + 36
     device = results.read(results.FOLDER / "fused_router_h200.csv")[0]["device"]
     note = (
         f"{device}, seeded weights, medians of interleaved rounds; a bar begins at 1 x: no change"
     )
-    bar = ".bar { fill: var(--best); opacity: 0.75; }"
-    lines = [*body, *more, text(20, y - 8, note, "soft")]
     title = "Speed-up of each performance path"
-    OUT.write_text(svg.page(WIDTH, round(y + 6), title, bar, lines))
+    OUT.write_text(
+        drawn("paths.svg.j2", width=WIDTH, height=y, left=LEFT, high=LINE, title=title,
+              panels=panels, note=note)
+    )  # fmt: skip
     print(f"wrote {Path(OUT).name}")
 
 

@@ -24,9 +24,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from measuring import options, results, svg
-
-from g4debug.reporters.pools_svg import text
+from measuring import options, results
+from measuring.svg import drawn
 
 Span = tuple[float, float]
 ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -36,7 +35,7 @@ ON = (TARGET, DRAFT, OTHER)
 WAITS, CALLS = "waits for the GPU", "launches"
 CLOSE = 3.0  # us: two kernels so close to each other are drawn as one
 LONG_COPY = 100.0  # us: to begin a copy takes less
-WIDTH, LEFT, RIGHT, LANE = 1000, 130, 24, 22
+WIDTH, LEFT, RIGHT, TOP, LANE = 1000, 130, 24, 86, 22
 COLOURS = {TARGET: "full", DRAFT: "swa", OTHER: "best", WAITS: "waits", CALLS: "calls"}
 
 
@@ -187,57 +186,29 @@ def draw(pieces: Sequence[Piece], batch: int, title: str) -> str:
     mine = [p for p in pieces if p.batch == batch]
     longest = max(p.end for p in mine)
     unit = (WIDTH - LEFT - RIGHT) / longest
-    y, body = 86, [text(20, 30, title, "title")]
-    x = 20.0
-    for what, colour in COLOURS.items():
-        body += [
-            f'<rect x="{x:.0f}" y="48" width="14" height="14" class="{colour}"/>',
-            text(x + 20, 60, f"{'GPU' if what in ON else 'host'}: {what}", ""),
-        ]
-        x += 190
+    variants: list[dict[str, Any]] = []
+    y = TOP
     for variant in dict.fromkeys(p.variant for p in mine):
         shown = [p for p in mine if p.variant == variant]
-        ms = sums(shown)
-        body += [
-            text(20, y + 16, variant, "title"),
-            text(LEFT, y + 16, f"a step {ms['step']:.1f} ms, in {ms['idle']:.1f} ms of it the GPU "
-                 f"does nothing", "soft"),
-        ]  # fmt: skip
-        y += 26
-        for lane, names in (("GPU", ON), ("host", (WAITS, CALLS))):
-            body.append(text(LEFT - 12, y + 15, lane, "soft", "end"))
-            body.append(
-                f'<rect x="{LEFT}" y="{y}" width="{WIDTH - LEFT - RIGHT}" height="{LANE - 4}" '
-                'class="nothing"/>'
-            )
-            body += [
-                f'<rect x="{LEFT + p.begin * unit:.1f}" y="{y}" '
-                f'width="{max(0.4, (p.end - p.begin) * unit):.1f}" height="{LANE - 4}" '
-                f'class="{COLOURS[what]}"/>'
+        lanes = {
+            lane: [
+                (LEFT + p.begin * unit, max(0.4, (p.end - p.begin) * unit), COLOURS[what])
                 for what in names
                 for p in shown
                 if p.what == what
             ]
-            y += LANE
-        for p in shown:
-            if p.what == "step":
-                at = LEFT + p.end * unit
-                body.append(
-                    f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{y - 2 * LANE - 4}" y2="{y}" '
-                    'class="edge"/>'
-                )
-        y += 22
+            for lane, names in (("GPU", ON), ("host", (WAITS, CALLS)))
+        }
+        edges = [LEFT + p.end * unit for p in shown if p.what == "step"]
+        of = {"name": variant, "y": y, "ms": sums(shown)}
+        variants.append({**of, "lanes": lanes, "edges": edges})
+        y += 26 + 2 * LANE + 22
     each = next(n for n in (1, 2, 5, 10, 20, 50, 100) if longest / 1000 / n <= 12)
-    for n in range(0, int(longest / 1000) + 1, each):
-        body.append(text(LEFT + n * 1000 * unit, y, f"{n} ms", "soft", "middle"))
-    y += 18
-    style = (
-        ".full { fill: var(--full); stroke: none } .swa { fill: var(--swa); stroke: none } "
-        ".best { fill: var(--best); stroke: none } .waits { fill: var(--grid) } "
-        ".calls { fill: var(--soft) } .edge { stroke: var(--ink); stroke-width: 1 } "
-        ".nothing { fill: none; stroke: var(--grid); stroke-width: 0.5 }"
-    )
-    return svg.page(WIDTH, y, title, style, body)
+    return drawn(
+        "timeline.svg.j2", width=WIDTH, height=y + 18, left=LEFT, right=RIGHT, high=LANE,
+        title=title, colours=COLOURS, on=ON, variants=variants, unit=unit,
+        marks=range(0, int(longest / 1000) + 1, each),
+    )  # fmt: skip
 
 
 def main() -> int:

@@ -18,15 +18,9 @@ from typing import Any
 
 import torch
 from measuring import options
+from mm_encoder import TOWERS
 
 ROOT = Path(__file__).resolve().parents[1]
-SIZES = {
-    "hidden_size": 768,
-    "intermediate_size": 3072,
-    "num_attention_heads": 12,
-    "num_key_value_heads": 12,
-    "head_dim": 64,
-}
 
 
 class Attention(torch.nn.Module):
@@ -46,7 +40,7 @@ def tower(layers: int, logits: float) -> Any:
     """A seeded Gemma4VisionEncoder in float32, with weights that are bfloat16 numbers."""
     import real_tower
 
-    made = real_tower.tower({"num_hidden_layers": layers, **SIZES})
+    made = real_tower.tower({**TOWERS["E2B"], "num_hidden_layers": layers})
     real_tower.logits_of_size(made, logits)
     for p in made.parameters():
         p.copy_(p.bfloat16())

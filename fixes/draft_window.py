@@ -26,7 +26,6 @@ from g4debug.fixes.base import Fix, around
 from g4debug.fixes.source import source
 from g4debug.speculation import draft_reads_target_kv
 
-ID = "draft-window"
 FREES = "sglang.srt.mem_cache.common.free_swa_out_of_window_slots"
 
 
@@ -46,7 +45,7 @@ def still_broken() -> bool:
 
 
 FIX = Fix(
-    id=ID,
+    id="draft-window",
     title="pages that the draft of FROZEN_KV_MTP still reads are evicted one token later",
     seed="none; found by this project",
     upstream="none; 0.5.23 has the bug",

@@ -23,7 +23,6 @@ from g4debug.fixes.source import source
 if TYPE_CHECKING:
     import torch
 
-ID = "locked-prefix"
 SITE = "tree.swa_insert"
 
 
@@ -87,7 +86,7 @@ def still_broken() -> bool:
 
 
 FIX = Fix(
-    id=ID,
+    id="locked-prefix",
     title="a cached prefix that a running request reads keeps its pages",
     seed="none; found by the page-table tracer",
     upstream="sglang #29352 (2026-06-30)",

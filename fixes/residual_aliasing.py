@@ -23,7 +23,6 @@ from typing import Any
 from g4debug.fixes.base import Fix, after
 from g4debug.fixes.source import source
 
-ID = "residual-aliasing"
 LAYER = "sglang.srt.models.gemma4_causal.Gemma4DecoderLayer"
 SITES = (
     "model.capture_eagle3",
@@ -73,7 +72,7 @@ def still_broken() -> bool:
 
 
 FIX = Fix(
-    id=ID,
+    id="residual-aliasing",
     title="hidden states that Gemma-4 captures for a draft are not overwritten by the next layer",
     seed="none; a later fix of the seeds' fork",
     upstream="none known; 0.5.23 does not have the bug, its layers pass the residual explicitly",

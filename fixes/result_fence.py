@@ -22,7 +22,6 @@ from g4debug.fixes.base import Fix, after
 from g4debug.fixes.source import source
 from g4debug.hooking.table_barrier import wait_for_tables
 
-ID = "result-fence"
 SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 
 
@@ -41,7 +40,7 @@ def still_broken() -> bool:
 
 
 FIX = Fix(
-    id=ID,
+    id="result-fence",
     title="a prefill's result is processed only when the running forward has read its tables",
     seed="none; a case of the history suite",
     upstream="#31687 (in 0.5.18)",

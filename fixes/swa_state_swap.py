@@ -29,7 +29,6 @@ from g4debug.fixes.source import exists, source
 if TYPE_CHECKING:
     import torch
 
-ID = "swa-state-swap"
 BACKEND = "sglang.srt.layers.attention.trtllm_mha_backend.TRTLLMHAAttnBackend"
 
 
@@ -142,7 +141,7 @@ def still_broken() -> bool:
 
 
 FIX = Fix(
-    id=ID,
+    id="swa-state-swap",
     title="the SWA state of the draft's attention backend follows the pool that is really read",
     seed="PR #6",
     upstream="sglang #26966 (2026-06-02), made more general by #27491",

@@ -31,7 +31,6 @@ from g4debug.backends.triton import DECODE_KEYS
 from g4debug.fixes.base import Fix, around
 from g4debug.fixes.source import source
 
-ID = "triton-decode-window"
 MODULE = "sglang.srt.layers.attention.triton_backend"
 WINDOW = "sliding_window_size"
 _WHOLE = "_g4debug_whole_window"
@@ -88,7 +87,7 @@ def still_broken() -> bool:
 
 
 FIX = Fix(
-    id=ID,
+    id="triton-decode-window",
     title="a decode step on triton reads the whole window of a sliding layer",
     seed="none; found by this project, and by others",
     upstream="sglang #32087 and #34354, both closed without a change; 0.5.23 has the bug",

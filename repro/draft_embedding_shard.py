@@ -14,7 +14,7 @@ import sys
 from harness import verdicts
 from harness.options import default_device
 from harness.processes import UP, Outcome
-from harness.variants import DEBUG, Repro, Variant, main
+from harness.variants import Repro, Variant, broken, diagnosed, main
 from workloads.draft_embedding_shard import too_few_gpus
 
 FIX = "G4DEBUG_FIX_DRAFT_EMBEDDING_SHARD"
@@ -114,14 +114,9 @@ REPRO = Repro(
     workload="workloads.draft_embedding_shard",
     variants={
         "clean": Variant("one rank, the fix is off", OFF, judge_clean, "ALONE"),
-        "broken": Variant("two ranks, the fix is off", OFF, judge_broken, explain="traceback"),
+        "broken": broken("two ranks, the fix is off", OFF, judge_broken),
         **(SILENT if default_device() == "cpu" else {}),  # a GPU looks up such ids at start
-        "diagnosed": Variant(
-            "two ranks, the fix is off, debugging is on",
-            {**OFF, **DEBUG},
-            judge_diagnosed,
-            explain="finding",
-        ),
+        "diagnosed": diagnosed("two ranks, the fix is off, debugging is on", OFF, judge_diagnosed),
         "fixed": Variant("two ranks, the fix is on", ON, judge_fixed),
     },
     releases="<0.5.23",

@@ -9,10 +9,10 @@ from __future__ import annotations
 from harness import verdicts
 from harness.arguments import blocks_are_adjacent
 from harness.processes import ILLEGAL, Outcome
-from harness.variants import DEBUG, Repro, Variant, main
+from harness.variants import Repro, Variant, broken, diagnosed, main
 
 FAULT = {"G4DEBUG_FAULTS": "seed=7;stale-swa-state=on"}
-FIX_OFF = {"G4DEBUG_FIX_SWA_STATE_SWAP": "0"}
+PUT_BACK = {**FAULT, "G4DEBUG_FIX_SWA_STATE_SWAP": "0"}
 SWA_GOAL = 0.85
 
 
@@ -74,18 +74,8 @@ REPRO = Repro(
     workload="workloads.e4b_trtllm_mtp",
     variants={
         "clean": Variant("SGLang as installed", {}, judge_clean),
-        "broken": Variant(
-            "the bug is put back, debugging is off",
-            {**FAULT, **FIX_OFF},
-            judge_broken,
-            explain="traceback",
-        ),
-        "diagnosed": Variant(
-            "the bug is put back, debugging is on",
-            {**FAULT, **FIX_OFF, **DEBUG},
-            judge_diagnosed,
-            explain="finding",
-        ),
+        "broken": broken("the bug is put back, debugging is off", PUT_BACK, judge_broken),
+        "diagnosed": diagnosed("the bug is put back, debugging is on", PUT_BACK, judge_diagnosed),
         "fixed": Variant(
             "the bug is put back, its fix swa-state-swap is on", FAULT, verdicts.same_outputs
         ),

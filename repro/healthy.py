@@ -81,8 +81,7 @@ def main() -> int:
     args = parser.parse_args()
     console = Console(highlight=False)
     if args.list:
-        for name, group in known.items():
-            render.say(console, f"{name}: {group.title}", hang=4)
+        render.titles(console, known)
         render.say(console, f"{SERVER}: launch_server under HTTP load")
         return 0
     runs: list[Ran] = []

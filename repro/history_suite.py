@@ -247,8 +247,7 @@ def main() -> int:
     console = Console(highlight=False)
     chosen = {n: c for n, c in known.items() if not args.case or n in args.case}
     if args.list:
-        for name, case in known.items():
-            render.say(console, f"{name}: {case.title}", hang=4)
+        render.titles(console, known)
         return 0
     if args.releases:
         print("\n".join(table.releases(chosen)))

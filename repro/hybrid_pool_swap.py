@@ -7,11 +7,9 @@ forward. With CUDA graphs that is at start, when the graphs are captured.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from harness import verdicts
 from harness.processes import Outcome
-from harness.variants import Repro, Variant, main
+from harness.variants import Repro, Variant, broken, main
 from harness.workload import Workload
 from workloads import e4b_trtllm_mtp
 
@@ -50,18 +48,15 @@ def judge_fixed(run: Outcome, clean: Outcome) -> str:
 
 def cpu(requests: int | None) -> Workload:
     """Few tokens, because Triton is interpreted. Verify runs on the decode backend, to avoid it."""
-    from g4debug.cpu.server import engine_arguments
-
-    arguments = engine_arguments(
-        log_level="info",
-        skip_tokenizer_init=True,
+    return Workload.toy(
+        requests or 3,
+        (150, 250),
+        30,
         attention_backend=None,
         prefill_attention_backend="triton",
         decode_attention_backend="trtllm_mha",
         speculative_attention_mode="decode",
     )
-    small = e4b_trtllm_mtp.cpu(requests or 3)
-    return replace(small, prompt=(150, 250), output=30, engine=arguments, timeout=300)
 
 
 def cuda(requests: int | None) -> Workload:
@@ -79,9 +74,7 @@ REPRO = Repro(
     refuses=" or an SGLang before 0.5.13",
     variants={
         "clean": Variant("the same backends without MTP", OFF, verdicts.answers, "PLAIN"),
-        "broken": Variant(
-            "SGLang as installed, the fix is off", OFF, judge_broken, explain="traceback"
-        ),
+        "broken": broken("SGLang as installed, the fix is off", OFF, judge_broken),
         "fixed": Variant("the fix hybrid-pool-swap is on", {}, judge_fixed),
     },
     releases=">=0.5.13",

@@ -11,8 +11,8 @@ from typing import Any
 
 from harness import verdicts
 from harness.processes import UP, Outcome
-from harness.variants import Repro, Variant, main
-from harness.workload import Workload, each, in_memory
+from harness.variants import Repro, Variant, broken, main
+from harness.workload import GPU_ENGINE, Workload, each, in_memory
 
 ERROR = "TypeError: 'NoneType' object is not subscriptable"
 CAPTURED = "Capture piecewise CUDA graph end"
@@ -45,16 +45,10 @@ def judge_fixed(run: Outcome, clean: Outcome) -> str:
 
 # Default arguments. Triton is named because SGLang would choose it for the real E2B, too.
 ENGINE: dict[str, Any] = {
-    "dtype": "bfloat16",
+    **GPU_ENGINE,
     "attention_backend": "triton",
     "context_length": 8192,
-    "sampling_backend": "pytorch",
-    "grammar_backend": "none",
-    "skip_tokenizer_init": True,
-    "skip_server_warmup": True,
     "disable_radix_cache": True,
-    "random_seed": 0,
-    "log_level": "info",
 }
 
 
@@ -78,9 +72,7 @@ REPRO = Repro(
         "clean": Variant(
             "piecewise CUDA graphs are off, the fix is off", OFF, judge_clean, "EAGER"
         ),
-        "broken": Variant(
-            "default arguments, the fix is off", OFF, judge_broken, explain="traceback"
-        ),
+        "broken": broken("default arguments, the fix is off", OFF, judge_broken),
         "fixed": Variant("default arguments, the fix optional-kv is on", {}, judge_fixed),
     },
     releases="<0.5.13",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 
 from harness.processes import Outcome
-from harness.variants import CPU_ONLY, DEBUG, Repro, Variant, main
+from harness.variants import CPU_ONLY, Repro, Variant, diagnosed, main
 from harness.verdicts import Bad, compared, completed, judge, same_outputs, told
 from harness.workload import Workload, each
 
@@ -80,22 +80,17 @@ class Shared(Workload):
 
 def cpu(requests: int | None) -> Workload:
     """A tiny E4B-shaped model on torch stand-ins; real SGLang otherwise."""
-    from g4debug.cpu.geometry import TINY
-    from g4debug.cpu.server import engine_arguments
-
     count = max(4, requests or 24)
-    arguments = engine_arguments(
-        log_level="info",
+    return Shared.toy(
+        count,
+        (PREFIX + 64, PREFIX + OWN),
+        [SHORT, LONG, *[SHORT] * (count - 2)],
         decode_log_interval=1,
-        skip_tokenizer_init=True,
         max_total_tokens=4096,
         swa_full_tokens_ratio=0.3,
         max_running_requests=2,
         chunked_prefill_size=512,
     )
-    output = [SHORT, LONG, *[SHORT] * (count - 2)]
-    lengths = PREFIX + 64, PREFIX + OWN
-    return Shared(count, lengths, output, TINY.vocab, arguments, timeout=300)
 
 
 DEVICES = {"cpu": cpu}
@@ -110,12 +105,7 @@ REPRO = Repro(
     variants={
         "clean": Variant("without a prefix cache, the fix is off", OFF, judge_clean, "UNCACHED"),
         "broken": Variant("the fix is off, debugging is off", OFF, judge_broken),
-        "diagnosed": Variant(
-            "the fix is off, debugging is on",
-            {**OFF, **DEBUG},
-            judge_diagnosed,
-            explain="finding",
-        ),
+        "diagnosed": diagnosed("the fix is off, debugging is on", OFF, judge_diagnosed),
         "fixed": Variant("the fix locked-prefix is on", {}, same_outputs),
     },
     releases="<0.5.15",

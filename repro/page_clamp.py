@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import re
 
-from e4b_trtllm_mtp import FAULT, FIX_OFF, judge_broken, judge_clean
+from e4b_trtllm_mtp import FAULT, PUT_BACK, judge_broken, judge_clean
 from harness.processes import Outcome
-from harness.variants import Repro, Variant, main
+from harness.variants import Repro, Variant, broken, main
 from harness.verdicts import Bad, alike, compared, equal_outputs
 
 CLAMP = {"G4DEBUG_FIX_PAGE_CLAMP": "1"}
@@ -64,15 +64,10 @@ REPRO = Repro(
     workload="workloads.e4b_trtllm_mtp",
     variants={
         "clean": Variant("SGLang as installed", {}, judge_clean),
-        "broken": Variant(
-            "the bug is put back, no fix, no clamp",
-            {**FAULT, **FIX_OFF},
-            judge_broken,
-            explain="traceback",
-        ),
+        "broken": broken("the bug is put back, no fix, no clamp", PUT_BACK, judge_broken),
         "clamped": Variant(
             "the bug is put back, no fix, the clamp page-clamp is on",
-            {**FAULT, **FIX_OFF, **CLAMP},
+            {**PUT_BACK, **CLAMP},
             judge_clamped,
         ),
         "fixed": Variant("the bug is put back, its fix swa-state-swap is on", FAULT, judge_fixed),

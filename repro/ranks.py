@@ -98,8 +98,7 @@ def main() -> int:
     args = parser.parse_args()
     console = Console(highlight=False)
     if args.list:
-        for name, mode in known.items():
-            render.say(console, f"{name}: {mode.title}", hang=4)
+        render.titles(console, known)
         return 0
     count = args.requests or REQUESTS[args.device]
     if args.device == "cuda":

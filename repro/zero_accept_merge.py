@@ -12,7 +12,7 @@ import re
 
 from harness import verdicts
 from harness.processes import Outcome
-from harness.variants import DEBUG, Repro, Variant, main
+from harness.variants import Repro, Variant, broken, diagnosed, main
 from harness.workload import Workload, each
 from workloads import e4b_trtllm_mtp
 
@@ -77,19 +77,16 @@ REQUESTS = 201  # one more than there are hand-overs
 
 def cpu(requests: int | None) -> Workload:
     """A tiny E4B-shaped model on torch stand-ins; real SGLang otherwise."""
-    from g4debug.cpu.geometry import TINY
-    from g4debug.cpu.server import engine_arguments
-
-    arguments = engine_arguments(
-        log_level="info",
+    return Workload.toy(
+        requests or REQUESTS,
+        (300, 300),
+        8,
         decode_log_interval=1,
-        skip_tokenizer_init=True,
         max_total_tokens=512,  # one request of 300 + 8 tokens, not two
         max_running_requests=8,
         chunked_prefill_size=512,
         disable_radix_cache=True,
     )
-    return Workload(requests or REQUESTS, (300, 300), 8, TINY.vocab, arguments, timeout=300)
 
 
 def cuda(requests: int | None) -> Workload:
@@ -118,14 +115,9 @@ REPRO = Repro(
             judge_clean,
             "ALONE",
         ),
-        "broken": Variant(
-            "requests wait, both fixes are off", BOTH_OFF, judge_broken, explain="traceback"
-        ),
-        "diagnosed": Variant(
-            "requests wait, both fixes are off, debugging is on",
-            {**BOTH_OFF, **DEBUG},
-            judge_diagnosed,
-            explain="finding",
+        "broken": broken("requests wait, both fixes are off", BOTH_OFF, judge_broken),
+        "diagnosed": diagnosed(
+            "requests wait, both fixes are off, debugging is on", BOTH_OFF, judge_diagnosed
         ),
         "guarded": Variant(
             "requests wait, only the fix spec-batch-guards is on", IDLE_OFF, judge_fixed

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
-from g4debug.reporters.pools_svg import STYLE
+from g4debug.reporters.pages import environment
 
 
-def page(width: int, height: float, title: str, style: str, body: Iterable[str]) -> str:
-    """The SVG. style: CSS rules, besides those that g4debug's pictures have."""
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
-        f'height="{height}" role="img"><title>{title}</title><style>{STYLE} {style}</style>\n'
-        f'<rect width="{width}" height="{height}" fill="var(--paper)"/>\n'
-        + "\n".join(body)
-        + "\n</svg>\n"
-    )
+def drawn(template: str, **values: Any) -> str:
+    """The SVG that a template of this folder draws."""
+    return environment(Path(__file__).parent).get_template(template).render(values) + "\n"

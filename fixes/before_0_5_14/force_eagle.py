@@ -22,7 +22,6 @@ from typing import Any
 from g4debug.fixes.base import Fix, around, before
 from g4debug.fixes.source import source
 
-ID = "force-eagle"
 SWITCH = "SGLANG_GEMMA4_FORCE_EAGLE"
 ASSISTANT = "Gemma4AssistantForCausalLM"
 PROMOTED = "FROZEN_KV_MTP"
@@ -100,7 +99,7 @@ def still_broken() -> bool:
 
 
 FIX = Fix(
-    id=ID,
+    id="force-eagle",
     title="a switch for comparisons: NEXTN and EAGLE with a Gemma-4 assistant stay EAGLE",
     seed="PR #22",
     upstream="none",

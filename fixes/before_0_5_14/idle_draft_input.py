@@ -23,7 +23,6 @@ from typing import Any
 from g4debug.fixes.base import Fix, around
 from g4debug.fixes.source import source
 
-ID = "idle-draft-input"
 WORKER = "sglang.srt.speculative.frozen_kv_mtp_worker.FrozenKVMTPWorker"
 
 
@@ -65,7 +64,7 @@ def still_broken() -> bool:
 
 
 FIX = Fix(
-    id=ID,
+    id="idle-draft-input",
     title="after a verify in which every request finished, the batch has an idle draft input",
     seed="PR #22",
     upstream="in 0.5.13 (FrozenKVMTPWorker._draft_preprocess_idle), not under DP attention",

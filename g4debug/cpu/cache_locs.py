@@ -11,37 +11,38 @@ because from 0.5.18 on its branch calls kernels of sgl_kernel that are not insta
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from functools import partial
 
 import torch
 
 
-def write(
+def move(
     rows: torch.Tensor,
     req_to_token: torch.Tensor,
     start: torch.Tensor,
     end: torch.Tensor,
     slots: torch.Tensor,
     width: int,
+    *,
+    into_rows: bool,
 ) -> None:
-    """Write `slots` into the rows (`sgl_kernel.assign_req_to_token_pool_cpu`)."""
-    _check_width(req_to_token, width)
-    for row, positions, at in _spans(rows, start, end):
-        req_to_token[row, positions] = slots[at].to(req_to_token)
+    """Write `slots` into the rows, or read the rows into `slots`."""
+    if req_to_token.shape[1] != width:
+        raise ValueError(
+            f"CPU engine: got rows of {req_to_token.shape[1]} slots and a width of {width}, "
+            "expected the same number; SGLang passes the width of this table."
+        )
+    taken = 0
+    for row, first, last in zip(rows.tolist(), start.tolist(), end.tolist(), strict=True):
+        count = last - first
+        pair = req_to_token[row, first:last], slots[taken : taken + count]
+        target, source = pair if into_rows else pair[::-1]
+        target.copy_(source)
+        taken += count
 
 
-def read(
-    rows: torch.Tensor,
-    req_to_token: torch.Tensor,
-    start: torch.Tensor,
-    end: torch.Tensor,
-    slots: torch.Tensor,
-    width: int,
-) -> None:
-    """Read the rows into `slots` (`sgl_kernel.assign_extend_cache_locs_cpu`)."""
-    _check_width(req_to_token, width)
-    for row, positions, at in _spans(rows, start, end):
-        slots[at] = req_to_token[row, positions].to(slots)
+write = partial(move, into_rows=True)  # `sgl_kernel.assign_req_to_token_pool_cpu`
+read = partial(move, into_rows=False)  # `sgl_kernel.assign_extend_cache_locs_cpu`
 
 
 def extend(
@@ -62,21 +63,3 @@ def extend(
         req_pool_indices, req_to_token, start_offset, end_offset, slots, req_to_token.shape[1]
     )  # fmt: skip
     return slots
-
-
-def _spans(
-    rows: torch.Tensor, start: torch.Tensor, end: torch.Tensor
-) -> Iterator[tuple[int, slice, slice]]:
-    """For each request its row, its positions in the row, and where their slots stand."""
-    taken = 0
-    for row, first, last in zip(rows.tolist(), start.tolist(), end.tolist(), strict=True):
-        yield row, slice(first, last), slice(taken, taken + last - first)
-        taken += last - first
-
-
-def _check_width(req_to_token: torch.Tensor, width: int) -> None:
-    if req_to_token.shape[1] != width:
-        raise ValueError(
-            f"CPU engine: got rows of {req_to_token.shape[1]} slots and a width of {width}, "
-            "expected the same number; SGLang passes the width of this table."
-        )

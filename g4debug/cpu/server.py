@@ -1,22 +1,19 @@
-"""SGLang's arguments for the toy models on the CPU, and how to run a server with them."""
+"""SGLang's arguments for the toy models on the CPU, and the command line of a server with them."""
 
 from __future__ import annotations
 
-import os
 import random
-import signal
 import socket
 import subprocess
 import sys
 import time
 import urllib.request
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from g4debug.cpu import CpuEngineError, environment
+from g4debug.cpu import CpuEngineError
 from g4debug.cpu.models import tiny_models
 from g4debug.hooking import targets
 
@@ -93,34 +90,6 @@ def _flag(name: str, value: Any) -> list[str]:
     return [flag] if value is True else [flag, str(value)]
 
 
-@contextmanager
-def serving(
-    user_flags: Sequence[str] = (),
-    *,
-    log: Path,
-    timeout: float = 90.0,
-    extra_environment: Mapping[str, str] | None = None,
-) -> Iterator[str]:
-    """Run a server in a process group of its own. Yields its URL when it answers /health."""
-    port = free_port()
-    line = command([*user_flags, "--host", "127.0.0.1", "--port", str(port)])
-    base = {**os.environ, **(extra_environment or {})}
-    with log.open("wb") as sink:
-        process = subprocess.Popen(
-            line,
-            env=environment(base),
-            stdout=sink,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    try:
-        url = f"http://127.0.0.1:{port}"
-        wait_until_healthy(url, process, log, timeout)
-        yield url
-    finally:
-        _stop(process)
-
-
 def free_port() -> int:
     """A port that is free now and that Linux will not give away: it gives 32768 and up.
 
@@ -168,16 +137,3 @@ def wait_until_healthy(
 
 def _tail(log: Path, lines: int = 15) -> str:
     return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
-
-
-def _stop(process: subprocess.Popen[bytes], patience: float = 10.0) -> None:
-    """Send SIGTERM to the server's process group, then SIGKILL to the processes that are left."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(process.pid, number)
-        except ProcessLookupError:
-            break
-        try:
-            process.wait(patience)
-        except subprocess.TimeoutExpired:
-            continue

@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment
 from markupsafe import Markup
 
 from g4debug import __version__
 from g4debug.findings.record import TrapRecord
-from g4debug.reporters import _facts
+from g4debug.reporters import _facts, pages
 from g4debug.reporters._evidence import MEANINGS, TableView, window
 from g4debug.reporters.text import UNICODE, clean
 
@@ -66,14 +66,7 @@ def _groups(
 
 @cache
 def _environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("g4debug.reporters"),
-        autoescape=True,
-        auto_reload=False,  # a process may lose the right to read its templates again
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = pages.environment()
     environment.tests["entry"] = lambda b: isinstance(b, _facts.Entry)
     environment.tests["pools"] = lambda b: isinstance(b, _facts.Pools)
     environment.tests["map"] = lambda b: isinstance(b, _facts.Map)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
+from g4debug.reporters.pages import environment
 from g4debug.trapping.describe import versions
 
 
@@ -15,13 +14,8 @@ def fill(template: Path, **values: Any) -> str:
 
     In SVG what is filled in is escaped, in Markdown not.
     """
-    environment = Environment(
-        autoescape=".svg" in template.suffixes,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        undefined=StrictUndefined,
-        loader=FileSystemLoader(template.parent),
+    pages = environment(template.parent).overlay(
+        autoescape=".svg" in template.suffixes, keep_trailing_newline=True
     )
     found = {"sglang": "?", "torch": "?", **versions()}
-    return environment.get_template(template.name).render(values, versions=found)
+    return pages.get_template(template.name).render(values, versions=found)

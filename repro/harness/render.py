@@ -13,6 +13,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -66,6 +67,12 @@ def for_copying(console: Console, intro: str, line: str, indent: int = 0) -> Non
     """A sentence, and below it a path or a command."""
     say(console, intro, indent)
     verbatim(console, " " * (indent + 4) + line)
+
+
+def titles(console: Console, known: Mapping[str, Any]) -> None:
+    """A line for each thing that a script can run, with its ``title``."""
+    for name, it in known.items():
+        say(console, f"{name}: {it.title}", hang=4)
 
 
 def quote(console: Console, line: str, indent: int = QUOTE, hang: int = 2, style: str = "") -> None:

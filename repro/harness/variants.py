@@ -59,6 +59,16 @@ class Variant:
     against: str = "clean"
 
 
+def broken(title: str, environment: Mapping[str, str], judge: Judge, **more: Any) -> Variant:
+    """A variant that dies, of which a user sees a traceback."""
+    return Variant(title, environment, judge, explain="traceback", **more)
+
+
+def diagnosed(title: str, environment: Mapping[str, str], judge: Judge, **more: Any) -> Variant:
+    """A variant with debugging on, of which a user sees a finding."""
+    return Variant(title, {**environment, **DEBUG}, judge, explain="finding", **more)
+
+
 @dataclass(frozen=True)
 class Repro:
     """A script: its name, what it serves, and its variants in the order in which they run.

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,17 @@ class Workload:
         lengths = [low if low == high else rng.randint(low, high) for _ in range(self.requests)]
         return [[2, *(rng.randrange(4, self.vocab) for _ in range(n - 1))] for n in lengths]
 
+    @classmethod
+    def toy(
+        cls, requests: int, prompt: tuple[int, int], output: int | list[int], **engine: Any
+    ) -> Self:
+        """Of the toy model on the CPU engine, for 300 seconds. engine: more of its arguments."""
+        from g4debug.cpu.geometry import TINY
+        from g4debug.cpu.server import engine_arguments
+
+        arguments = engine_arguments(log_level="info", skip_tokenizer_init=True, **engine)
+        return cls(requests, prompt, output, TINY.vocab, arguments, timeout=300)
+
     def given(self, **arguments: Any) -> Workload:
         """The same with these arguments of the engine."""
         return replace(self, engine={**self.engine, **arguments})
@@ -38,6 +49,16 @@ class Workload:
         return replace(self, engine=kept)
 
 
+# What the engines of the workloads on a GPU have in common.
+GPU_ENGINE: Mapping[str, Any] = {
+    "dtype": "bfloat16",
+    "sampling_backend": "pytorch",
+    "grammar_backend": "none",
+    "skip_tokenizer_init": True,
+    "skip_server_warmup": True,
+    "random_seed": 0,
+    "log_level": "info",
+}
 Make = Callable[[int | None], Workload]  # takes the number of requests, None for the usual one
 
 

@@ -21,11 +21,7 @@ WRITE = (
 
 
 def cpu(requests: int | None) -> Workload:
-    from g4debug.cpu.server import engine_arguments
-
-    engine = engine_arguments(log_level="info", skip_tokenizer_init=True)
-    small = e4b_trtllm_mtp.cpu(requests or 6)
-    return replace(small, prompt=(60, 300), output=40, engine=engine)
+    return Workload.toy(requests or 6, (60, 300), 40)
 
 
 class First(Workload):

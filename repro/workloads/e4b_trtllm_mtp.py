@@ -8,26 +8,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness.workload import Workload, each, in_memory
+from harness.workload import GPU_ENGINE, Workload, each, in_memory
 
 
 def cpu(requests: int | None) -> Workload:
     """A tiny E4B-shaped model on torch stand-ins; real SGLang otherwise."""
     from harness.arguments import keeps_whole_prompts
 
-    from g4debug.cpu.geometry import TINY
-    from g4debug.cpu.server import engine_arguments
-
-    arguments = engine_arguments(
-        log_level="info",
+    return Workload.toy(
+        requests or 10,
+        (500, 700),
+        40,
         decode_log_interval=1,
-        skip_tokenizer_init=True,
         max_total_tokens=5120,
         swa_full_tokens_ratio=0.65 if keeps_whole_prompts() else 0.43,
         max_running_requests=requests or 10,
         chunked_prefill_size=512,
     )
-    return Workload(requests or 10, (500, 700), 40, TINY.vocab, arguments, timeout=300)
 
 
 def cuda(requests: int | None, models: tuple[Path, Path | None] | None = None) -> Workload:
@@ -51,7 +48,7 @@ def cuda(requests: int | None, models: tuple[Path, Path | None] | None = None) -
         "model_path": str(target),
         "speculative_draft_model_path": str(assistant),
         **MTP,
-        "dtype": "bfloat16",
+        **GPU_ENGINE,
         # sm90 has no trtllm prefill; verify then runs on the prefill backend (SGLang's default).
         "prefill_attention_backend": "triton",
         "decode_attention_backend": "trtllm_mha",
@@ -69,12 +66,6 @@ def cuda(requests: int | None, models: tuple[Path, Path | None] | None = None) -
         "disable_radix_cache": True,
         "chunked_prefill_size": 1024,
         "context_length": 16384,
-        "sampling_backend": "pytorch",
-        "grammar_backend": "none",
-        "skip_tokenizer_init": True,
-        "skip_server_warmup": True,
-        "random_seed": 0,
-        "log_level": "info",
         "decode_log_interval": 1,
     }
     return Workload(count, (1800, 2200), 100, E4B_256.vocab, arguments, timeout=400)

@@ -19,7 +19,8 @@ from typing import Any
 _TOKENS = {"image": "<|image|>", "video": "<|video|>", "audio": "<|audio|>", "boi": "<|image>",
            "eoi": "<image|>", "boa": "<|audio>", "eoa": "<audio|>"}  # fmt: skip
 FIRST_WORD = 5 + len(_TOKENS)  # the first id of a plain word
-_SWA_NAMES = ("swa_head_dim", "swa_v_head_dim", "swa_num_key_value_heads", "v_head_dim")
+_TEXT_ONLY = ("architectures", "v_head_dim", "swa_head_dim", "swa_v_head_dim",
+              "swa_num_key_value_heads")  # fmt: skip
 _PROCESSOR: dict[str, Any] = {
     "processor_class": "Gemma4Processor",
     "feature_extractor": {"feature_extractor_type": "Gemma4AudioFeatureExtractor"},
@@ -60,7 +61,10 @@ def write(
     vision = _VISION | dict(tower or {})
     _tokens(text, model)
     _processor(vision, model)
-    _config(geometry, kv_shared, vision, text, model)
+    inner = json.loads((text / "config.json").read_text())
+    inner["num_kv_shared_layers"] = geometry.kv_shared if kv_shared else 0
+    tokens = {f"{name}_token_id": i for i, name in enumerate(_TOKENS, 5)}
+    (model / "config.json").write_text(json.dumps(config(inner, vision, **tokens), indent=1))
     where = _rename(text, model)
     if tower is not None:
         where |= _vision_weights(geometry.hidden, vision, model)
@@ -91,31 +95,28 @@ def _processor(vision: dict[str, Any], model: Path) -> None:
     (model / "processor_config.json").write_text(json.dumps(whole))
 
 
-def _config(
-    geometry: Any, kv_shared: bool, vision: dict[str, Any], text: Path, model: Path
-) -> None:
-    """For ``gemma4`` SGLang swaps the head dimensions itself: here ``head_dim`` is the window's."""
-    inner = json.loads((text / "config.json").read_text())
-    for name in ("architectures", *_SWA_NAMES):
-        inner.pop(name)
+def config(text: Mapping[str, Any], vision: Mapping[str, Any], **tokens: int) -> dict[str, Any]:
+    """The config.json for the text-only one, a Gemma4VisionConfig, and the ids of special tokens.
+
+    For ``gemma4`` SGLang swaps the head dimensions itself: here ``head_dim`` is the window's.
+    """
+    inner = {name: value for name, value in text.items() if name not in _TEXT_ONLY}
     inner |= {
-        "head_dim": geometry.swa_head_dim,
-        "global_head_dim": geometry.head_dim,
-        "num_global_key_value_heads": geometry.kv_heads,
-        "num_kv_shared_layers": geometry.kv_shared if kv_shared else 0,
+        "head_dim": text["swa_head_dim"],
+        "num_key_value_heads": text["swa_num_key_value_heads"],
+        "num_global_key_value_heads": text["num_key_value_heads"],
         "tie_word_embeddings": True,
     }
-    config = {
+    return {
         "architectures": ["Gemma4ForConditionalGeneration"],
         "model_type": "gemma4",
-        "dtype": geometry.dtype,
+        "dtype": text["dtype"],
         "text_config": inner,
         "vision_config": vision,
         "audio_config": None,
         "tie_word_embeddings": True,
-        **{f"{name}_token_id": i for i, name in enumerate(_TOKENS, 5)},
+        **tokens,
     }
-    (model / "config.json").write_text(json.dumps(config, indent=1))
 
 
 def _rename(text: Path, model: Path) -> dict[str, str]:

@@ -103,7 +103,7 @@ def test_a_page_out_of_range_kills_the_engine_far_from_the_cause(mtp):
 def test_server_answers_over_http(tmp_path, monkeypatch):
     """Started beside a folder that is called like the package, as in the parent of a clone, and
     with a port that opens late: neither leaves a traceback in its log."""
-    from g4debug.cpu.server import serving
+    from cpu_server import serving
 
     (tmp_path / "g4debug").mkdir()
     monkeypatch.chdir(tmp_path)

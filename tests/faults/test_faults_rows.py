@@ -23,9 +23,10 @@ class Batch:
     def __init__(self, plan: str) -> None:
         name = plan.partition("=")[0]
         fault = discovery.load("fault", name)
-        self.injection = Injection(fault, Chain(parse(plan).chains[name], 3, name), 3)
+        chain = Chain(parse(plan).chains[name], 3, name)
+        self.injection = Injection(fault, chain, 3, hooks=self)
         self.hook = None
-        fault.put(self, self.injection)
+        fault.put(self.injection)
         self.rig = Rig()
         requests = []
         for rid, tokens in TOKENS.items():

@@ -13,10 +13,10 @@ import failing_record
 import psutil
 import pytest
 import releases
+from cpu_server import serving
 from real_engine import ENGINE, drive
 
 from g4debug.cli import main
-from g4debug.cpu.server import serving
 
 pytestmark = [*ENGINE, pytest.mark.once("what it tests is the same code on every release")]
 FAILS_AT = 5

@@ -131,8 +131,8 @@ def test_a_truth_sees_arguments_and_results(suite):
         def free(self, page):
             return page + 1
 
-    counter.around(Pool, "free", lambda self, page: lambda result: seen.append((page, result)))
-    counter.around(Pool, "free", lambda self, page: seen.append(page))
+    counter.around(Pool, "free")(lambda _, page: lambda result: seen.append((page, result)))
+    counter.around(Pool, "free")(lambda self, page: seen.append(page))
     assert Pool().free(1) == 2
     assert seen == [1, (1, 2)]
 
@@ -148,7 +148,7 @@ def test_a_truth_that_fails_says_that_it_is_not_sglang(suite):
     def look(_pool, _page):
         raise ImportError("cannot import name 'x' from 'sglang.y' (/somewhere/sglang/y.py)")
 
-    counter.around(Pool, "free", look)
+    counter.around(Pool, "free")(look)
     with pytest.raises(counter.GroundTruthError) as failed:
         Pool().free(1)
     assert str(failed.value) == "ImportError: cannot import name 'x' from 'sglang.y'"
@@ -157,7 +157,7 @@ def test_a_truth_that_fails_says_that_it_is_not_sglang(suite):
         def free(self, page):
             raise KeyError(page)
 
-    counter.around(Other, "free", lambda *_: None)
+    counter.around(Other, "free")(lambda *_: None)
     with pytest.raises(KeyError):  # SGLang's own errors stay what they are
         Other().free(1)
 

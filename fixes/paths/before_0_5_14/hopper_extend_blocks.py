@@ -20,7 +20,6 @@ from typing import Any
 from g4debug.fixes.base import Fix, around
 from g4debug.fixes.source import source
 
-ID = "hopper-extend-blocks"
 SITE = "attn.triton.extend_blocks"
 QUERIES = 64  # in a block
 _AT = 3  # where BLOCK_M is in what SGLang's function returns
@@ -56,7 +55,7 @@ def still_broken() -> bool:
 
 
 FIX = Fix(
-    id=ID,
+    id="hopper-extend-blocks",
     title="triton's prefill and verify on a Hopper chip in blocks of 64 queries",
     seed="none; found by this project",
     upstream="sglang #26588, in 0.5.13",

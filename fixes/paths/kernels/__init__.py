@@ -1,1 +1,1 @@
-"""The Triton kernels of the performance paths, each with its torch reference."""
+"""The Triton kernels of the performance paths."""

@@ -86,12 +86,6 @@ def gelu_mul(gate: torch.Tensor, x: torch.Tensor, how: Tile | None = None) -> to
     return out
 
 
-def reference(gate: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """The same computation in torch."""
-    gated = torch.nn.functional.gelu(gate.float(), approximate="tanh") * x.float()
-    return gated.to(gate.dtype)
-
-
 gelu_mul_op = for_graphs(
     gelu_mul,
     "(Tensor gate, Tensor x) -> Tensor",

@@ -122,20 +122,6 @@ def rmsnorm_add(
     return out
 
 
-def reference(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    residual: torch.Tensor,
-    eps: float,
-    scalar: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """The same computation in torch."""
-    wide = x.float()
-    out = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float()
-    out = out + residual.float()
-    return (out if scalar is None else out * scalar.float()).to(x.dtype)
-
-
 rmsnorm_add_op = for_graphs(
     rmsnorm_add,
     "(Tensor x, Tensor weight, Tensor residual, float eps, Tensor? scalar=None) -> Tensor",

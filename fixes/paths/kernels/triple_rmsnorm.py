@@ -153,26 +153,6 @@ def triple_rmsnorm(
     return outs
 
 
-def reference(
-    x: torch.Tensor,
-    residual: torch.Tensor,
-    w_x: torch.Tensor,
-    w_dense: torch.Tensor,
-    w_router: torch.Tensor,
-    w_experts: torch.Tensor,
-    eps_x: float,
-    eps: float,
-) -> Normed:
-    """The same computation in torch."""
-
-    def norm(t: torch.Tensor, e: float) -> torch.Tensor:
-        return t * torch.rsqrt(t.square().mean(-1, keepdim=True) + e)
-
-    kept = (norm(x.float(), eps_x) * w_x.float() + residual.float()).to(x.dtype)
-    n = norm(kept.float(), eps)
-    return Normed(kept, *((n * w.float()).to(x.dtype) for w in (w_dense, w_router, w_experts)))
-
-
 triple_rmsnorm_op = for_graphs(
     triple_rmsnorm,
     "(Tensor x, Tensor residual, Tensor w_x, Tensor w_dense, Tensor w_router, Tensor w_experts, "

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 MEMORY = "sglang.srt.mem_cache"
+Look = Callable[..., Callable[[Any], None] | None]
 SIZE = 512  # bytes of the record, padded: it is overwritten in place
 
 
@@ -88,19 +89,24 @@ def swa_allocator() -> Any:
         return importlib.import_module(f"{MEMORY}.swa_memory_pool").SWATokenToKVPoolAllocator
 
 
-def around(owner: Any, name: str, look: Callable[..., Callable[[Any], None] | None]) -> None:
-    """``look(*args)`` runs before a call. What it may return sees the result, after the call."""
-    original = getattr(owner, name)
+def around(owner: Any, name: str) -> Callable[[Look], Look]:
+    """A decorator: ``look(*args)`` runs before a call. What it may return sees the result."""
 
-    @functools.wraps(original)
-    def looked(*args: Any, **kwargs: Any) -> Any:
-        then = _asked(look, *args, **kwargs)
-        result = original(*args, **kwargs)
-        if then is not None:
-            _asked(then, result)
-        return result
+    def put(look: Look) -> Look:
+        original = getattr(owner, name)
 
-    setattr(owner, name, looked)
+        @functools.wraps(original)
+        def looked(*args: Any, **kwargs: Any) -> Any:
+            then = _asked(look, *args, **kwargs)
+            result = original(*args, **kwargs)
+            if then is not None:
+                _asked(then, result)
+            return result
+
+        setattr(owner, name, looked)
+        return look
+
+    return put
 
 
 def _asked(look: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -39,7 +39,7 @@ def install(truth: str, counter: Counter) -> None:
     """Count the scheduler's batches, and let the case's truth wrap what it looks at."""
     from sglang.srt.managers.scheduler import Scheduler
 
-    around(Scheduler, "run_batch", lambda *args, **kwargs: counter.step())
+    around(Scheduler, "run_batch")(lambda *args, **kwargs: counter.step())
     try:
         importlib.import_module(truth).install(counter)
     except Exception as e:

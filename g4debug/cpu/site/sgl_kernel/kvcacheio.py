@@ -1,4 +1,4 @@
-"""The names for copying KV between host and device that SGLang always imports.
+"""The kernels for copying KV between host and device, whose names SGLang always imports.
 
 None of them works without CUDA: calling one raises an error. They are for hierarchical caching,
 which is off on the CPU engine.
@@ -6,24 +6,11 @@ which is off on the CPU engine.
 
 from collections.abc import Callable
 
-NAMES = (
-    "transfer_kv_all_layer",
-    "transfer_kv_all_layer_direct_lf_pf",
-    "transfer_kv_all_layer_lf_pf",
-    "transfer_kv_all_layer_lf_ph",
-    "transfer_kv_all_layer_mla",
-    "transfer_kv_all_layer_mla_lf_pf",
-    "transfer_kv_direct",
-    "transfer_kv_per_layer",
-    "transfer_kv_per_layer_direct_pf_lf",
-    "transfer_kv_per_layer_mla",
-    "transfer_kv_per_layer_mla_pf_lf",
-    "transfer_kv_per_layer_pf_lf",
-    "transfer_kv_per_layer_ph_lf",
-)
 
+def __getattr__(name: str) -> Callable[..., None]:
+    if not name.startswith("transfer_kv_"):
+        raise AttributeError(f"sgl_kernel.kvcacheio has no {name}")
 
-def _missing(name: str) -> Callable[..., None]:
     def fail(*_args: object, **_kwargs: object) -> None:
         raise NotImplementedError(
             f"sgl_kernel.kvcacheio.{name} needs CUDA and has no CPU stand-in. "
@@ -32,6 +19,3 @@ def _missing(name: str) -> Callable[..., None]:
 
     fail.__name__ = name
     return fail
-
-
-globals().update({name: _missing(name) for name in NAMES})

@@ -34,6 +34,7 @@ def install(counter: Counter) -> None:
         lost.clear()
         lost.update(both)
 
+    @around(UnifiedRadixCache, "cache_unfinished_req")
     def cache_unfinished_req(tree: Any, req: Any, *_: Any, **__: Any) -> Callable[[Any], None]:
         if not trees:
             trees.append(tree)
@@ -45,11 +46,9 @@ def install(counter: Counter) -> None:
             counter.reached()
         return lambda _result: look(tree.token_to_kv_pool_allocator)
 
+    @around(allocator_class, "free_group_end")
     def group_end(allocator: Any) -> Callable[[Any], None]:
         return lambda _result: look(allocator)
-
-    around(UnifiedRadixCache, "cache_unfinished_req", cache_unfinished_req)
-    around(allocator_class, "free_group_end", group_end)
 
 
 def owned(tree: Any) -> set[int]:

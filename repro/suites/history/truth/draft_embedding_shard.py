@@ -15,6 +15,7 @@ from suites.history.counter import Counter, around
 def install(counter: Counter) -> None:
     from sglang.srt.models.gemma4_mtp import Gemma4AssistantForCausalLM
 
+    @around(Gemma4AssistantForCausalLM, "forward")
     def forward(
         model: Any, ids: Any, positions: Any, batch: Any, embeds: Any = None, **_: Any
     ) -> None:
@@ -25,5 +26,3 @@ def install(counter: Counter) -> None:
         rows, tokens = model.target_embed_weight.shape[0], config.vocab_size
         if rows < tokens:
             counter.triggered(f"ids up to {tokens - 1} are looked up in {rows} rows")
-
-    around(Gemma4AssistantForCausalLM, "forward", forward)

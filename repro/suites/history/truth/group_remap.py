@@ -21,11 +21,13 @@ def install(counter: Counter) -> None:
     given: set[int] = set()  # full positions whose SWA half was given back in this group
     remapped: dict[int, int] = {}  # full position -> its new SWA position
 
+    @around(allocator_class, "free_group_begin")
     def begin(_allocator: Any) -> None:
         group[:] = [True]
         given.clear()
         remapped.clear()
 
+    @around(allocator_class, "free_swa")
     def free_swa(_allocator: Any, positions: Any, *_: Any, **__: Any) -> None:
         if group:
             found = positions.tolist()
@@ -33,6 +35,7 @@ def install(counter: Counter) -> None:
             for position in found:  # it gives the new one back, too, and rightly
                 remapped.pop(position, None)
 
+    @around(allocator_class, "set_full_to_swa_mapping")
     def remap(_allocator: Any, full: Any, swa: Any) -> None:
         if group and full.numel():
             found = {
@@ -44,6 +47,7 @@ def install(counter: Counter) -> None:
                 counter.reached()
                 remapped.update(found)
 
+    @around(allocator_class, "free_group_end")
     def end(allocator: Any) -> Callable[[Any], None]:
         group.clear()
         due = dict(remapped)
@@ -56,9 +60,5 @@ def install(counter: Counter) -> None:
 
         return after
 
-    around(allocator_class, "free_group_begin", begin)
-    around(allocator_class, "free_group_end", end)
-    around(allocator_class, "set_full_to_swa_mapping", remap)
-    around(allocator_class, "free_swa", free_swa)
     if hasattr(allocator_class, "free_swa_segment"):
-        around(allocator_class, "free_swa_segment", free_swa)
+        around(allocator_class, "free_swa_segment")(free_swa)

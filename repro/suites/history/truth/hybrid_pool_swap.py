@@ -16,6 +16,7 @@ from suites.history.counter import Counter, around
 def install(counter: Counter) -> None:
     from sglang.srt.layers.attention.hybrid_attn_backend import HybridAttnBackend
 
+    @around(HybridAttnBackend, "_select_backend")
     def select(hybrid: Any, *args: Any, **kwargs: Any) -> Callable[[Any], None] | None:
         if hybrid.token_to_kv_pool is hybrid.model_runner.token_to_kv_pool:
             return None
@@ -27,5 +28,3 @@ def install(counter: Counter) -> None:
                 counter.triggered(f"{name} computes on the draft's own pool, not on the target's")
 
         return selected
-
-    around(HybridAttnBackend, "_select_backend", select)

@@ -20,6 +20,7 @@ def install(counter: Counter) -> None:
     allocator_class = swa_allocator()
     locked: set[int] = set()  # positions in the full pool, while such an insert runs
 
+    @around(SWARadixCache, "insert")
     def insert(tree: Any, params: Any, *_: Any, **__: Any) -> Callable[[Any], None] | None:
         found = locked_tombstones(tree, params)
         if not found:
@@ -28,14 +29,12 @@ def install(counter: Counter) -> None:
         counter.reached()
         return lambda _result: locked.clear()
 
+    @around(allocator_class, "free")
     def free(_allocator: Any, positions: Any) -> None:
         if locked:
             hurt = sorted(locked.intersection(positions.tolist()))
             if hurt:
                 counter.triggered(f"{len(hurt)} locked full positions from {hurt[0]} on are freed")
-
-    around(SWARadixCache, "insert", insert)
-    around(allocator_class, "free", free)
 
 
 def locked_tombstones(tree: Any, params: Any) -> list[int]:

@@ -18,6 +18,7 @@ WINDOW = 128  # the sliding_window of the toy models, in keys
 def install(counter: Counter) -> None:
     from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
 
+    @around(TritonAttnBackend, "forward_decode")
     def decode(
         backend: Any, q: Any, k: Any, v: Any, layer: Any, batch: Any, *args: Any, **kwargs: Any
     ) -> None:
@@ -32,5 +33,3 @@ def install(counter: Counter) -> None:
         least = int(listed.min())
         if least < WINDOW:
             counter.triggered(f"{least} keys, and the window has {WINDOW}")
-
-    around(TritonAttnBackend, "forward_decode", decode)

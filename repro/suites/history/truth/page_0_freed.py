@@ -15,14 +15,13 @@ def install(counter: Counter) -> None:
     from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
     from sglang.srt.mem_cache.unified_cache.components import swa
 
+    @around(swa.SWAComponent, "apply_component_action")
     def act(component: Any, action: Any) -> None:
         if isinstance(action, swa.FreeComponentDeviceSlot):
             counter.reached()
 
+    @around(SWATokenToKVPoolAllocator, "_free_swa_pages")
     def free(allocator: Any, slots: Any, **kwargs: Any) -> None:
         first = allocator.full_to_swa_index_mapping[slots[:: allocator.page_size]]
         if not (first > 0).all():
             counter.triggered(f"page 0 is freed with {len(first)} pages", int((first <= 0).sum()))
-
-    around(swa.SWAComponent, "apply_component_action", act)
-    around(SWATokenToKVPoolAllocator, "_free_swa_pages", free)

@@ -15,6 +15,7 @@ from suites.history.counter import Counter, around, swa_allocator
 def install(counter: Counter) -> None:
     import torch
 
+    @around(swa_allocator(), "free_swa")
     def free_swa(allocator: Any, slots: torch.Tensor) -> None:
         size, mapping = allocator.page_size, allocator.full_to_swa_index_mapping
         if not slots.numel():
@@ -29,5 +30,3 @@ def install(counter: Counter) -> None:
         twice = torch.isin(torch.unique(mine[mine > 0] // size), free)
         if twice.any():
             counter.triggered("a SWA page is freed that is free", int(twice.sum()))
-
-    around(swa_allocator(), "free_swa", free_swa)

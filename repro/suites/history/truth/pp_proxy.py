@@ -18,10 +18,9 @@ def install(counter: Counter) -> None:
 
     known = inspect.signature(FrozenKVMTPWorkerV2.forward_batch_generation).parameters
 
+    @around(FrozenKVMTPWorkerV2, "forward_batch_generation")
     def forward(worker: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
         counter.reached()
         unknown = sorted(set(kwargs) - set(known))
         if unknown:
             counter.triggered(f"the worker does not know {', '.join(unknown)}")
-
-    around(FrozenKVMTPWorkerV2, "forward_batch_generation", forward)

@@ -14,10 +14,9 @@ from suites.history.counter import Counter, around
 def install(counter: Counter) -> None:
     from sglang.srt.speculative.frozen_kv_mtp_worker_v2 import FrozenKVMTPDraftWorker
 
+    @around(FrozenKVMTPDraftWorker, "draft_forward")
     def draft(worker: Any, batch: Any) -> None:
         counter.reached()
         places = batch.out_cache_loc
         if places is not None and len(places) != batch.batch_size:
             counter.triggered(f"{len(places)} places for a draft of {batch.batch_size} tokens")
-
-    around(FrozenKVMTPDraftWorker, "draft_forward", draft)

@@ -19,11 +19,13 @@ def install(counter: Counter) -> None:
 
     drafts: dict[int, Any] = {}
 
+    @around(TRTLLMHAAttnBackend, "__init__")
     def init(backend: Any, runner: Any, *args: Any, **kwargs: Any) -> None:
         pool = runner.token_to_kv_pool_allocator.get_kvcache()
         if runner.is_draft_worker and isinstance(pool, SWAKVPool):
             drafts[id(backend)] = pool
 
+    @around(TRTLLMHAAttnBackend, "_get_layer_page_table")
     def table(backend: Any, layer: Any, *args: Any) -> Callable[[Any], None] | None:
         pool = drafts.get(id(backend))
         if pool is None or not pool.layers_mapping[layer.layer_id][1]:
@@ -35,6 +37,3 @@ def install(counter: Counter) -> None:
                 counter.triggered(f"sliding layer {layer.layer_id} reads by the full pool's table")
 
         return given
-
-    around(TRTLLMHAAttnBackend, "__init__", init)
-    around(TRTLLMHAAttnBackend, "_get_layer_page_table", table)

@@ -43,6 +43,7 @@ def install(counter: Counter) -> None:
     processing: list[bool] = []  # one entry while a result is processed and a later batch runs
     steps: deque[Step] = deque()
 
+    @around(Scheduler, "run_batch")
     def launch(scheduler: Any, batch: Any, *_: Any, **__: Any) -> Any:
         look()
         mapping = scheduler.token_to_kv_pool_allocator.full_to_swa_index_mapping
@@ -58,6 +59,7 @@ def install(counter: Counter) -> None:
             if cleared:
                 counter.triggered(f"{cleared} pages in the window of a decode step read page 0")
 
+    @around(TRTLLMHAAttnBackend, "_fill_page_table_device")
     def build(backend: Any, metadata: Any, rows: Any, lengths: Any) -> Any:
         if not decode or metadata.swa_page_table is None:
             return None
@@ -84,6 +86,7 @@ def install(counter: Counter) -> None:
 
         return after
 
+    @around(Scheduler, "process_batch_result")
     def process(scheduler: Any, batch: Any, *_: Any, **__: Any) -> Any:
         later = bool(getattr(scheduler, "result_queue", ()))
         processing[:] = [True] * (later and batch.forward_mode.is_extend())
@@ -96,14 +99,10 @@ def install(counter: Counter) -> None:
 
         return after
 
+    @around(SWATokenToKVPoolAllocator, "set_full_to_swa_mapping")
     def remap(_allocator: Any, full: Any, *_: Any, **__: Any) -> None:
         if processing and full.numel():
             counter.reached()
-
-    around(Scheduler, "run_batch", launch)
-    around(Scheduler, "process_batch_result", process)
-    around(TRTLLMHAAttnBackend, "_fill_page_table_device", build)
-    around(SWATokenToKVPoolAllocator, "set_full_to_swa_mapping", remap)
 
 
 def backend_window(backend: Any) -> int:

@@ -18,6 +18,7 @@ def install(counter: Counter) -> None:
 
     ends: dict[str, int] = {}  # request whose prompt is not done -> tokens that have pages
 
+    @around(Scheduler, "run_batch")
     def run_batch(_scheduler: Any, batch: Any, *_: Any, **__: Any) -> None:
         if not batch.forward_mode.is_extend():
             return
@@ -33,5 +34,3 @@ def install(counter: Counter) -> None:
                 counter.triggered(f"a chunk begins at token {begin}, pages are there up to {end}")
             if begin + length < len(req.origin_input_ids):
                 ends[req.rid] = begin + length
-
-    around(Scheduler, "run_batch", run_batch)

@@ -15,11 +15,10 @@ def install(counter: Counter) -> None:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
     from sglang.srt.speculative.frozen_kv_mtp_info import FrozenKVMTPVerifyInput
 
+    @around(ScheduleBatch, "merge_batch")
     def merge(batch: Any, other: Any) -> None:
         if not batch.reqs or not other.reqs or not all(r.finished() for r in batch.reqs):
             return
         counter.reached()
         if isinstance(batch.spec_info, FrozenKVMTPVerifyInput):
             counter.triggered("a prefill is merged into a batch that still has its verify input")
-
-    around(ScheduleBatch, "merge_batch", merge)
