@@ -34,8 +34,8 @@ ARMED = {
 }
 # Fault -> the action, the tracer that tells it, and the kinds.
 IN_STEP = {
-    "row-wrong-page": ("1*twice", "page-table", {"misplaced-page"}),
-    "swa-mapping-slot": ("1*foreign@at=4", "kv-writes", {"other-request", "written-twice"}),
+    "row-wrong-page": ("1*own", "page-table", {"misplaced-page"}),
+    "swa-mapping-slot": ("1*other@at=4", "kv-writes", {"other-request", "written-twice"}),
     "insert-wrong-page": ("1*on@at=3", "prefix-cache", {"twice", "misplaced", "wrong-page"}),
     "lost-free": ("1*on", "pool-leak", {"leaked"}),
 }
