@@ -64,7 +64,8 @@ def cause_of(me: str, other: str, found: Sequence[Difference]) -> str:
     if set(by_name) <= {"rows of req_to_token", "tokens in use", "out_cache_loc", "KV locations"}:
         return (
             "the batch is the same, but its KV is kept in other places: the allocators of the "
-            "ranks were used in another order, or one of them has lost or gained pages"
+            "ranks were used in another order, one of them has lost or gained pages, or a row of "
+            "req_to_token was overwritten on one of them; which of these is not known"
         )
     return NOT_KNOWN
 
