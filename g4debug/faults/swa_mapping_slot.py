@@ -60,4 +60,7 @@ FAULT = Fault(
     caught_by=("kv-writes",),
     install=install,
     drills=("1*other", "1*zero"),
+    needs=(
+        "future.resolve_lens",
+    ),  # v1's verify takes the slots by itself, and writes them at once
 )
