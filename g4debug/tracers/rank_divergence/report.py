@@ -57,7 +57,8 @@ def cause_of(me: str, other: str, found: Sequence[Difference]) -> str:
     if "output tokens" in by_name:
         return (
             "the ranks sampled different tokens in an earlier step: their logits or their random "
-            "numbers differ; SYNC_TOKEN_IDS_ACROSS_TP=1 makes SGLang take those of one rank"
+            "numbers differ, or a token was changed behind the sampling on one of them; "
+            "SYNC_TOKEN_IDS_ACROSS_TP=1 makes SGLang take those of one rank"
         )
     if "prefix lengths" in by_name or "extend lengths" in by_name:
         return "the prefix caches of the ranks hold different prefixes of the same requests"
