@@ -22,7 +22,7 @@ def install(injection: Injection) -> None:
         size = int(batch.token_to_kv_pool_allocator.page_size)
         whole = [(request, tokens // size) for request, tokens in running(batch)]
         able = [(r, pages) for r, pages in whole if pages > 2 and not r.finished()]
-        if not able or (asks_for(injection, "foreign") and len(able) < 2):
+        if not able or (asks_for(injection, "other") and len(able) < 2):
             return
         action = injection.fire()
         if action is None:
@@ -32,7 +32,7 @@ def install(injection: Injection) -> None:
         (victim, pages), (owner, theirs) = order[0], order[-1]
         row, column = req_kv.row(victim), pages // 2
         last = pages - 1
-        if action.task == "foreign":
+        if action.task == "other":
             source = table[req_kv.row(owner), (theirs - 1) * size : theirs * size].clone()
             what = f"page {int(source[0]) // size} of {owner.rid}"
         else:
@@ -53,10 +53,10 @@ FAULT = Fault(
     id="row-wrong-page",
     title="a row of req_to_token names a wrong page in the middle",
     tasks={
-        "foreign": "the newest page of another request",
-        "twice": "a page of its own that it has elsewhere, too",
+        "other": "the newest page of another request",
+        "own": "a page of its own that it has elsewhere, too",
         "order": "two pages of its own, exchanged",
     },
     caught_by=("page-table",),
-    drills=("1*foreign", "1*twice", "1*order"),
+    drills=("1*other", "1*own", "1*order"),
 )

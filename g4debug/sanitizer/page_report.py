@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from g4debug import speculation
 from g4debug.findings.kinds import FindingKind
 from g4debug.findings.record import Finding, LayerKind, Location, PageEvent, Step
 from g4debug.findings.steps import Recorder
@@ -97,6 +98,9 @@ def row_of_batch(recorder: Recorder, step: int, row: int, seen: int) -> RowOfBat
     other = found.rids[found.rows.index(seen)] if seen in found.rows else ""
     of = found.rids[row]
     allocated = found.allocated if len(found.allocated) == len(found.rids) else ()
+    worker = speculation.of(recorder.scheduler)
+    if worker is not None and not worker.overlap:
+        allocated = ()  # the verify takes room of its own, which the request does not count yet
     committed = found.committed if len(found.committed) == len(found.rids) else ()
     return RowOfBatch(
         rid=of,

@@ -89,7 +89,7 @@ def test_every_fault_says_who_must_catch_it():
         assert set(fault.caught_by) <= set(tracers)
         assert fault.recreates in ("", *fixes)
         assert set(fault.arguments) <= set(fault.tasks)
-        for drill in fault.drills:
+        for drill in (*fault.drills, *fault.plain_drills):
             for action in parse(f"{name}={drill}").chains[name]:
                 assert action.task in fault.tasks
     assert recreated_bugs(parse("stale-swa-state=on;page-oob=on")) == {

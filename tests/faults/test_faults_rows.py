@@ -73,7 +73,7 @@ class Batch:
         return self.rig.allocator.full_to_swa_index_mapping
 
 
-@pytest.mark.parametrize("task", ["foreign", "twice", "order"])
+@pytest.mark.parametrize("task", ["other", "own", "order"])
 def test_a_wrong_page_in_the_middle_of_a_row(task):
     it = Batch(f"row-wrong-page=2*{task}")
     (_, _, pages), cells, slots, _ = it.run()
@@ -83,7 +83,7 @@ def test_a_wrong_page_in_the_middle_of_a_row(task):
     had, has = pages[number], it.pages(number)
     assert not slots
     assert 0 < columns[0] < len(had) - 1
-    if task == "foreign":
+    if task == "other":
         others = [page for n, theirs in enumerate(pages) if n != number for page in theirs]
         assert has[columns[0]] in others
     else:
@@ -93,14 +93,14 @@ def test_a_wrong_page_in_the_middle_of_a_row(task):
     assert len(it.injection.schedule) == 1
 
 
-@pytest.mark.parametrize("task", ["foreign", "zero"])
+@pytest.mark.parametrize("task", ["other", "zero"])
 def test_one_slot_of_the_mapping_in_the_middle_of_a_page(task):
     it = Batch(f"swa-mapping-slot=1*{task}")
     (_, mapping, _), cells, (slot,), _ = it.run()
     assert not cells
     assert slot % PAGE
     others = mapping[mapping > 0].tolist()
-    assert int(it.mapping[slot]) in (others if task == "foreign" else [0])
+    assert int(it.mapping[slot]) in (others if task == "other" else [0])
 
 
 def test_two_rows_of_a_batch_for_one_step():

@@ -42,7 +42,7 @@ CASES = {
     "mapping-page": ("page-table", {"other-request"}, 0),
     "rows": ("page-table", {"page-zero", "other-request", "misplaced-page"}, 0),
     "map-length": ("spec-lifecycle", {"seq-len"}, 1),
-    "insert-twice": ("prefix-cache", {"twice", "misplaced"}, 0),
+    "insert-twice": ("prefix-cache", {"wrong-page"}, 0),
     "match-rolled": ("prefix-cache", {"wrong-page"}, 1),
     "draft-bonus": ("spec-lifecycle", {"verify-input"}, 0),
     "result-lens": ("spec-lifecycle", {"verify-result"}, 0),

@@ -174,6 +174,11 @@ class Words(PageReport):
                 "made"
             )
         if w.expected == w.value:
+            if swa:
+                return (
+                    f"not known: {row} and full_to_swa_index_mapping say the same, so either the "
+                    "other token's location is wrong, or two cells of one of these name one place"
+                )
             return (
                 f"not known: {row} says the same, so either the other token's location is wrong, "
                 "or two cells of req_to_token name one place"

@@ -57,14 +57,16 @@ def cause_of(me: str, other: str, found: Sequence[Difference]) -> str:
     if "output tokens" in by_name:
         return (
             "the ranks sampled different tokens in an earlier step: their logits or their random "
-            "numbers differ; SYNC_TOKEN_IDS_ACROSS_TP=1 makes SGLang take those of one rank"
+            "numbers differ, or a token was changed behind the sampling on one of them; "
+            "SYNC_TOKEN_IDS_ACROSS_TP=1 makes SGLang take those of one rank"
         )
     if "prefix lengths" in by_name or "extend lengths" in by_name:
         return "the prefix caches of the ranks hold different prefixes of the same requests"
     if set(by_name) <= {"rows of req_to_token", "tokens in use", "out_cache_loc", "KV locations"}:
         return (
             "the batch is the same, but its KV is kept in other places: the allocators of the "
-            "ranks were used in another order, or one of them has lost or gained pages"
+            "ranks were used in another order, one of them has lost or gained pages, or a row of "
+            "req_to_token was overwritten on one of them; which of these is not known"
         )
     return NOT_KNOWN
 

@@ -174,7 +174,7 @@ def run_clean(folder: Path, backend: str = "", mtp: bool = True) -> Clean:
 
 def run_drill(fault: Fault, drill: str, clean: Clean, folder: Path) -> Row:
     row = Row(fault.id, drill, fault.caught_by, clean.mtp)
-    name = re.sub(r"[^a-z0-9]+", "-", row.name)
+    name = re.sub(r"[^a-z0-9]+", "-", row.name.lower())
     faults = f"seed=1;{fault.id}={drill}"
     needs: dict[str, Any] = {"backend": fault.backend, "ranks": fault.ranks, "mtp": clean.mtp}
     bare = run(name, environment(faults, False, folder, fault.ranks), folder, **needs)
