@@ -171,6 +171,8 @@ class ForwardInputs:
 
 def _expect(forward: Forward, made: Any, batch: Any) -> None:
     """Note what the target must be given, if this forward is of a kind that is known."""
+    if getattr(made, "encoder_lens", None) is not None:
+        return  # a sequence has another length there than in the KV pool
     committed = req_kv.column(batch.reqs, req_kv.COMMITTED)
     mode = made.forward_mode.name
     if mode == "EXTEND":
