@@ -79,6 +79,7 @@ from g4debug.tracers.spec_lifecycle.check import (
     check_published,
     check_rows,
     check_same_rows,
+    check_slots,
     check_state,
     check_written,
 )
@@ -944,6 +945,10 @@ STEPS = (
         in_step(check_batch_rows("ab", [3, 1], [3, -1], 5), "forward_batch.init_new")),
     at_step("forward-row", UNKNOWN + ": no request of the batch has that row",
         in_step(check_batch_rows("ab", [3, 1], [3, 2], 5), "forward_batch.init_new")),
+    at_step("forward-place", UNKNOWN,
+        in_step(check_slots([3, 99], 65, 2), "forward_batch.init_new")),
+    at_step("forward-place", UNKNOWN,
+        in_step(check_slots([3, 4, 65], 65, 1), "forward_batch.init_new")),
     at_step("position", "does not follow from the end of the prefix and the place",
         in_step(check_positions([(4, 2)], [4, 6], [0], PREFILL), "forward_batch.init_new")),
     at_step("position", "does not follow from kv_committed_len",

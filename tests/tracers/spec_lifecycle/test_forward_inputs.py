@@ -86,6 +86,8 @@ class Step:
             req_pool_indices=torch.tensor([3, 1]),
             seq_lens=torch.tensor([12, 7]),
             req_to_token_pool=pool,
+            out_cache_loc=torch.tensor([5, 7]),
+            token_to_kv_pool_allocator=SimpleNamespace(full_to_swa_index_mapping=torch.zeros(65)),
             spec_algorithm=SimpleNamespace(is_none=lambda: not speculates),
         )
         extend = name == "EXTEND"
@@ -93,6 +95,7 @@ class Step:
             forward_mode=mode(name),
             req_pool_indices=self.batch.req_pool_indices,
             seq_lens=self.batch.seq_lens,
+            out_cache_loc=self.batch.out_cache_loc,
             positions=torch.tensor([10, 11, 4, 5, 6] if extend else [11, 6]),
             extend_prefix_lens_cpu=[10, 4] if extend else None,
             extend_seq_lens_cpu=[2, 3] if extend else None,
@@ -146,6 +149,17 @@ def test_a_length_is_told(name, length):
     step.made.seq_lens = torch.tensor([length, 7])
     found = step.told()
     assert (found.kind, found.location.row) == ("seq-len", 0)
+
+
+@pytest.mark.parametrize("of", ["batch", "made"])
+def test_a_place_that_the_pool_has_not_is_told_before_it_is_looked_up(of):
+    step = Step()
+    getattr(step, of).out_cache_loc = torch.tensor([5, 65])
+    found = step.told()
+    assert (found.kind, found.location.row, found.location.column) == ("forward-place", 1, 1)
+    step = Step()
+    getattr(step, of).out_cache_loc = torch.tensor([5, 64])
+    step.run()
 
 
 @pytest.mark.parametrize("name", ["DECODE", "EXTEND"])
