@@ -951,7 +951,7 @@ STEPS = (
         in_step(check_slots([3, 4, 65], 65, 1), "forward_batch.init_new")),
     at_step("position", "does not follow from the end of the prefix and the place",
         in_step(check_positions([(4, 2)], [4, 6], [0], PREFILL), "forward_batch.init_new")),
-    at_step("position", "does not follow from kv_committed_len",
+    at_step("position", "does not follow from the host's length",
         in_step(check_positions([(4, 1)], [6], [0], DECODE), "forward_batch.init_new")),
     at_step("allocated-len", "the allocation for this step was left out",
         in_step(check_allocated([8], [5], "why"), "batch.prepare_for_decode")),

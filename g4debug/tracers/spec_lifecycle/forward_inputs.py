@@ -36,7 +36,7 @@ from g4debug.tracers.spec_lifecycle.log import SpecLog
 SITE = "forward_batch.init_new"
 # What positions come from.
 PREFILL = "the end of the prefix and the place in the prompt"
-DECODE = "kv_committed_len, which counts the token that is computed"
+DECODE = "the host's length, which counts the token that is computed"
 ROWS, LENS, POSITIONS = "req_pool_indices", "seq_lens", "positions"
 PLACES = "out_cache_loc"
 
@@ -184,18 +184,17 @@ def _expect(forward: Forward, made: Any, batch: Any) -> None:
     """Note what the target must be given, if this forward is of a kind that is known."""
     if getattr(made, "encoder_lens", None) is not None:
         return  # a sequence has another length there than in the KV pool
-    committed = req_kv.column(batch.reqs, req_kv.COMMITTED)
     mode = made.forward_mode.name
     if mode == "EXTEND":
         begins, counts = made.extend_prefix_lens_cpu, made.extend_seq_lens_cpu
         if begins is not None and counts is not None:
-            forward.lens = committed
             forward.spans = list(zip(begins, counts, strict=True))
+            forward.lens = [begin + count for begin, count in forward.spans]
             forward.rule = PREFILL
     elif mode == "DECODE" and batch.spec_algorithm.is_none():
-        # What is committed counts the token that this step writes.
-        forward.lens = committed
-        forward.spans = [(n - 1, 1) for n in committed]
+        lens = batch.seq_lens_cpu  # what is committed is held against this elsewhere
+        known = req_kv.column(batch.reqs, req_kv.COMMITTED) if lens is None else lens.tolist()
+        forward.lens, forward.spans = known, [(n - 1, 1) for n in known]
         forward.rule = DECODE
 
 

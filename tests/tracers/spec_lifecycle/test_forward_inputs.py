@@ -90,6 +90,7 @@ class Step:
             reqs=[request("a", 3, 12), request("b", 1, 7)],
             req_pool_indices=torch.tensor([3, 1]),
             seq_lens=torch.tensor([12, 7]),
+            seq_lens_cpu=torch.tensor([12, 7]),
             req_to_token_pool=pool,
             out_cache_loc=torch.tensor([5, 7]),
             token_to_kv_pool_allocator=SimpleNamespace(full_to_swa_index_mapping=torch.zeros(65)),
@@ -145,6 +146,14 @@ def test_a_row_is_told_before_it_is_used(name, draft, row):
     step.batch.req_pool_indices = torch.tensor([row, 1])
     found = step.told()
     assert (found.kind, found.site) == ("forward-row", "future.resolve_lens")
+
+
+def test_where_the_host_has_no_lengths_what_is_committed_counts():
+    step = Step()
+    step.batch.seq_lens_cpu = None
+    step.run()
+    step.made.seq_lens = torch.tensor([12, 8])
+    assert step.told().kind == "seq-len"
 
 
 @pytest.mark.parametrize("name", ["DECODE", "EXTEND", "TARGET_VERIFY"])
