@@ -677,6 +677,15 @@ _SPEC_LIFECYCLE = (
         command=EAGER, what="{got}{about}, expected {expected}",
     ),
     _step(
+        "forward-place",
+        "a forward is to write KV to a slot that the pool does not have; with and without "
+        "speculative decoding",
+        "`out_cache_loc[…] = …`, then `expected out_cache_loc[…] = 0..…, a slot of the pool`",
+        look="what writes `out_cache_loc` behind its allocation; arm `kv-writes`, which judges all "
+        "of it",
+        command=WRITES, what="{got}{about}, expected {expected}",
+    ),
+    _step(
         "position",
         "the target is given a position that is not the token's place in its sequence; with and "
         "without speculative decoding",

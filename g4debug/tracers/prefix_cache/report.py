@@ -18,7 +18,8 @@ from g4debug.tracers.prefix_cache.contents import Contents, Entry
 @dataclass(frozen=True)
 class Case:
     """What is known of one violation. request: who hands pages over or gets them, '' if that is not
-    known. node: the last node of what is handed out, None at an insert."""
+    known. node: the last node of what is handed out, None at an insert. site: where that is
+    seen, if nothing is handed out."""
 
     ledger: Ledger
     tree: Any
@@ -26,6 +27,7 @@ class Case:
     request: str
     contents: Contents
     node: Any
+    site: str = "cache.insert"
 
     @property
     def entry(self) -> Entry | None:
@@ -59,7 +61,7 @@ def describe(case: Case) -> tuple[Finding, tuple[PageEvent, ...]]:
     finding = Finding(
         check="prefix-cache",
         kind=record.name,
-        site="cache.match" if out else "cache.insert",
+        site="cache.match" if out else case.site,
         headline=f"g4debug: prefix-cache: {what}{where}",
         location=Location(
             process="scheduler",

@@ -172,7 +172,7 @@ class PrefixCacheTracer:
 
     def before_caching(self, tree: Any, request: Any, *args: Any, **kwargs: Any) -> None:
         self._inserting, self._inserted = request, None
-        self._judge_protected(tree, request)
+        self._judge_protected(tree, request, "cache.insert")
         tokens = kwargs.get("up_to")
         if tokens is not None:
             self._before_tokens(tree, request, int(tokens))
@@ -195,15 +195,16 @@ class PrefixCacheTracer:
     def before_run(self, scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
         tree = cache_tree.innermost(scheduler.tree_cache)
         for request in batch.reqs or ():
-            self._judge_protected(tree, request)
+            self._judge_protected(tree, request, "scheduler.run_batch")
 
     def before_evict(self, batch: Any, request: Any, *args: Any, **kwargs: Any) -> None:
-        self._judge_protected(cache_tree.innermost(batch.tree_cache), request)
+        tree = cache_tree.innermost(batch.tree_cache)
+        self._judge_protected(tree, request, "batch.evict_swa")
 
     def before_release(self, request: Any, tree: Any, *args: Any, **kwargs: Any) -> None:
-        self._judge_protected(cache_tree.innermost(tree), request)
+        self._judge_protected(cache_tree.innermost(tree), request, "cache.release")
 
-    def _judge_protected(self, tree: Any, request: Any) -> None:
+    def _judge_protected(self, tree: Any, request: Any, site: str) -> None:
         """``cache_protected_len`` is where the last node ends that the request got or inserted.
 
         It is asked in each step, so the tree is only looked at where one of the two has changed.
@@ -222,7 +223,7 @@ class PrefixCacheTracer:
         got = f"cache_protected_len = {lent}, and its last node ends at token {held}"
         column = max(0, min(lent, held or 0)) // int(tree.page_size)
         prompt = Prompt(np.empty(0, dtype=np.uint64), request)
-        self._tell(tree, Violation("protected", column, -1, got), prompt)
+        self._tell(tree, Violation("protected", column, -1, got), prompt, site=site)
 
     def after_caching(self, result: Any, *args: Any, **kwargs: Any) -> Any:
         self._inserting = self._inserted = None
@@ -380,8 +381,11 @@ class PrefixCacheTracer:
             )
         return False
 
-    def _tell(self, tree: Any, violation: Violation, prompt: Prompt, node: Any = None) -> None:
-        case = Case(self.ledger, tree, violation, prompt.rid, self.contents, node)
+    def _tell(
+        self, tree: Any, violation: Violation, prompt: Prompt, node: Any = None,
+        site: str = "cache.insert",
+    ) -> None:  # fmt: skip
+        case = Case(self.ledger, tree, violation, prompt.rid, self.contents, node, site)
         finding, events = describe(case)
         self.context.trap.report(finding, Evidence(events=events))
 

@@ -203,6 +203,14 @@ def _given_row(violation: Violation, at: HandOver) -> str:
     )
 
 
+def _given_place(violation: Violation, at: HandOver) -> str:
+    return (
+        "out_cache_loc was overwritten since its allocation, or was allocated wrongly; which of "
+        "the two is not known. SGLang looks up its SWA slot, or writes there: an IndexError, a "
+        "device-side assert or an illegal memory access"
+    )
+
+
 def _published(violation: Violation, at: HandOver) -> str:
     then = "; the next step's positions, page table and verify are built from these lengths"
     if violation.what == "early":
@@ -349,6 +357,7 @@ _CAUSES: dict[str, Callable[[Violation, HandOver], str]] = {
     "verify-result": _on_its_way,
     "sampled-token": _on_its_way,
     "forward-row": _given_row,
+    "forward-place": _given_place,
     "position": _on_its_way,
     "allocated-len": _room,
     "draft-embedding": _embedding,

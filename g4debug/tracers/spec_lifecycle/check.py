@@ -191,6 +191,22 @@ def check_batch_rows(
     return None
 
 
+def check_slots(got: Sequence[int], slots: int, requests: int) -> Violation | None:
+    """KV is written where the pool has a slot. Below 0 and within it, kv-writes judges that."""
+    if not got or max(got) < slots:
+        return None
+    at = next(i for i, have in enumerate(got) if have >= slots)
+    return Violation(
+        "forward-place",
+        f"out_cache_loc[{at}] = 0..{slots - 1}, a slot of the pool",
+        f"out_cache_loc[{at}] = {got[at]}",
+        at if len(got) == requests else -1,
+        "out_cache_loc",
+        got[at] - slots + 1,
+        at,
+    )
+
+
 def check_positions(
     spans: Sequence[tuple[int, int]], got: Sequence[int], live: Sequence[int], rule: str
 ) -> Violation | None:

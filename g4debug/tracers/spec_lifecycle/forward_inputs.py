@@ -1,11 +1,12 @@
 """What a forward is given of each request: its row of ``req_to_token``, its length, its positions.
 
 All of it follows from what SGLang has on the host, on every server. A row that the table does not
-have ends the process with SIGSEGV where it is read, so rows are looked at before anybody uses them:
+have ends the process with SIGSEGV where it is read, and a place for KV that the pool does not have
+with an IndexError where its SWA slot is looked up. So both are looked at before anybody uses them:
 when a step reads the FutureMap, and right before and behind the making of each ``ForwardBatch``. On
 a CPU the values are there at once. On a GPU they are brought to the host as the forward is
-launched, and are compared before its tokens leave; a row of the table that is not there has done
-its harm by then.
+launched, and are compared before its tokens leave; a row that is not there has done its harm by
+then.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from g4debug.tracers.spec_lifecycle.check import (
     check_batch_rows,
     check_counts,
     check_positions,
+    check_slots,
 )
 from g4debug.tracers.spec_lifecycle.copies import MOST, Copies, Pool
 from g4debug.tracers.spec_lifecycle.future_rows import live_rows
@@ -34,8 +36,9 @@ from g4debug.tracers.spec_lifecycle.log import SpecLog
 SITE = "forward_batch.init_new"
 # What positions come from.
 PREFILL = "the end of the prefix and the place in the prompt"
-DECODE = "kv_committed_len, which counts the token that is computed"
+DECODE = "the host's length, which counts the token that is computed"
 ROWS, LENS, POSITIONS = "req_pool_indices", "seq_lens", "positions"
+PLACES = "out_cache_loc"
 
 
 @dataclass
@@ -43,7 +46,8 @@ class Forward:
     """One forward, and what it must be given.
 
     rows: of ``req_to_token``, which has ``size`` of them; -1 of a request that does not go on.
-    lens: how long each sequence is, None if the host does not know that yet. spans: the first
+    slots: of the pool in which the KV of new tokens is written, where they are looked up in another
+    one. lens: how long each sequence is, None if the host does not know that yet. spans: the first
     position of each request and how many follow. rule: what these come from.
     """
 
@@ -52,6 +56,7 @@ class Forward:
     live: list[int]
     rows: list[int]
     size: int
+    slots: int
     copies: Copies
     lens: list[int] | None = None
     spans: list[tuple[int, int]] | None = None
@@ -61,6 +66,8 @@ class Forward:
         found = None
         if ROWS in values:
             found = check_batch_rows(self.rids, self.rows, values[ROWS], self.size)
+        if found is None and PLACES in values:
+            found = check_slots(values[PLACES], self.slots, len(self.rows))
         lens, want, pick = values.get(LENS), self.lens, self.live
         if found is None and lens and want and len(lens) == len(want):
             found = check_counts("seq-len", LENS, [want[i] for i in pick], [lens[i] for i in pick])
@@ -108,12 +115,12 @@ class ForwardInputs:
 
     def before_resolve_lens(self, future_map: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
         if batch is self._batch:
-            self._judge_rows("future.resolve_lens", batch.req_pool_indices)
+            self._judge_now("future.resolve_lens", {ROWS: batch.req_pool_indices})
 
     def before_forward(self, *args: Any, **kwargs: Any) -> None:
         batch, _ = _given(args, kwargs)
         if self._batch is not None:
-            self._judge_rows(SITE, batch.req_pool_indices)
+            self._judge_now(SITE, {ROWS: batch.req_pool_indices, PLACES: batch.out_cache_loc})
 
     def after_forward(self, made: Any, *args: Any, **kwargs: Any) -> Any:
         batch = self._batch
@@ -121,7 +128,7 @@ class ForwardInputs:
             return made
         given, runner = _given(args, kwargs)
         forward = self._forward(batch)
-        read = {ROWS: made.req_pool_indices, LENS: made.seq_lens}
+        read = {ROWS: made.req_pool_indices, LENS: made.seq_lens, PLACES: made.out_cache_loc}
         if not getattr(runner, "is_draft_worker", False):
             read[POSITIONS] = made.positions
             _expect(forward, made, batch)
@@ -144,20 +151,24 @@ class ForwardInputs:
         for i in live:
             rows[i] = known[i]
         table = getattr(batch.req_to_token_pool, "req_to_token", None)
+        allocator = getattr(batch, "token_to_kv_pool_allocator", None)
+        mapping = getattr(allocator, "full_to_swa_index_mapping", None)
         return Forward(
             step=self.context.recorder.step,
             rids=[str(r.rid) for r in batch.reqs],
             live=live,
             rows=rows,
             size=sys.maxsize if table is None else int(table.shape[0]),
+            slots=sys.maxsize if mapping is None else len(mapping),
             copies=Copies(self.pool),
         )
 
-    def _judge_rows(self, site: str, indices: torch.Tensor | None) -> None:
+    def _judge_now(self, site: str, tensors: Mapping[str, torch.Tensor | None]) -> None:
         """Before they are used, where reading them waits for nobody."""
-        if indices is not None and not indices.is_cuda:
+        read = {key: t for key, t in tensors.items() if t is not None and not t.is_cuda}
+        if read:
             forward = self._forward(self._batch)
-            forward.copies.start(ROWS, indices)
+            forward.copies.start_all(read)
             self._judge(site, forward)
 
     def _judge(self, site: str, forward: Forward) -> bool:
@@ -171,18 +182,19 @@ class ForwardInputs:
 
 def _expect(forward: Forward, made: Any, batch: Any) -> None:
     """Note what the target must be given, if this forward is of a kind that is known."""
-    committed = req_kv.column(batch.reqs, req_kv.COMMITTED)
+    if getattr(made, "encoder_lens", None) is not None:
+        return  # a sequence has another length there than in the KV pool
     mode = made.forward_mode.name
     if mode == "EXTEND":
         begins, counts = made.extend_prefix_lens_cpu, made.extend_seq_lens_cpu
         if begins is not None and counts is not None:
-            forward.lens = committed
             forward.spans = list(zip(begins, counts, strict=True))
+            forward.lens = [begin + count for begin, count in forward.spans]
             forward.rule = PREFILL
     elif mode == "DECODE" and batch.spec_algorithm.is_none():
-        # What is committed counts the token that this step writes.
-        forward.lens = committed
-        forward.spans = [(n - 1, 1) for n in committed]
+        lens = batch.seq_lens_cpu  # what is committed is held against this elsewhere
+        known = req_kv.column(batch.reqs, req_kv.COMMITTED) if lens is None else lens.tolist()
+        forward.lens, forward.spans = known, [(n - 1, 1) for n in known]
         forward.rule = DECODE
 
 

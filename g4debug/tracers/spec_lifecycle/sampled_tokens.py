@@ -189,7 +189,8 @@ class SampledTokens:
         if step is None or not step.decode or made.input_ids is None or made.input_ids.is_cuda:
             return made
         given = made.input_ids.tolist()
-        if len(given) == len(step.requests):
+        # What is a token is told where it is known best: behind the step that it is of.
+        if len(given) == len(step.requests) and any(map(no_token, step.requests, given)):
             last = [self._next.get(r, have) for r, have in zip(step.requests, given, strict=True)]
             rows = Rows(step.rids, live_rows(step.requests))
             found = rows.check(SAMPLED, (h.SAMPLED.of_last_step, last), (h.INPUT, given))
@@ -285,13 +286,17 @@ class SampledTokens:
             self.log.judge(site, None, violation, step.rids, step=step.number)
 
 
+def no_token(request: Any, token: int) -> bool:
+    """True if the vocabulary does not have it."""
+    size = getattr(request, "vocab_size", None)
+    return token < 0 or (size is not None and token >= size)
+
+
 def _replaced(request: Any, token: int) -> bool:
     """SGLang itself replaced the token, or cut the output, when the request ended."""
     if request.finished_reason is None:
         return False
-    size = getattr(request, "vocab_size", None)
-    outside = token < 0 or (size is not None and token >= size)
-    return outside or getattr(request, "session", None) is not None
+    return no_token(request, token) or getattr(request, "session", None) is not None
 
 
 def unknown(server_args: Any) -> list[str]:

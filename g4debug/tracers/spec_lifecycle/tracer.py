@@ -364,11 +364,15 @@ class SpecLifecycle:
         self.log.judge("worker.draft", batch, violation)
 
     def _check_seed(self, step: PendingStep, bonus: Any) -> Violation | None:
-        """Where it waits for nobody: the draft's first layer has no row for what is no token."""
-        if bonus.is_cuda:
+        """A token that is none is told before the draft looks it up, where that waits for nobody.
+
+        What is a token is told where it is known best: behind the step that it is of.
+        """
+        given = [] if bonus.is_cuda else bonus.tolist()
+        if not any(map(sampled_tokens.no_token, step.requests, given)):
             return None
         rows, left = Rows(step.rids, live_rows(step.requests)), step.left(h.LEFT_BONUS)
-        read = {h.BONUS.key: bonus.tolist()}
+        read = {h.BONUS.key: given}
         return check_from_last(rows, "bonus-token", h.LEFT_BONUS, h.BONUS, left, read)
 
     def _digest(self, hidden: Any) -> Any:

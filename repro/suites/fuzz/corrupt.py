@@ -20,6 +20,8 @@ from suites.fuzz.grade import BAD, FALSE, HARMLESS, NOTHING, TOLD, VERDICTS, Gra
 from suites.healthy.run import launch
 
 RUNS = 100
+# A tracer that was never run on this release is armed, too: a false finding harms nobody here.
+ANYWHERE = {"G4DEBUG_NOT_RUN_ON_THIS_RELEASE": "1"}
 START = 300.0  # seconds in which an engine must be up and warm
 
 
@@ -44,7 +46,7 @@ def run(console: Console, first: int, runs: int, folder: Path) -> bool:
         arguments = {"server": server, "seeds": mine}
         timeout = START + forks.SECONDS * (len(mine) + 2)
         module = "suites.fuzz.corrupt_variant"
-        outcome = launch(module, arguments, {}, True, place, timeout)
+        outcome = launch(module, arguments, ANYWHERE, True, place, timeout)
         plain = _read(place / "plain.json")
         problem = "" if outcome.completed else not_completed(outcome)
         problem = problem or unfit(plain, _read(place / "again.json"))

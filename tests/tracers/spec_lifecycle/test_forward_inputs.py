@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from g4debug.findings.steps import Recorder
+from g4debug.hooking import targets
 from g4debug.hooking.hooks import Hooks
 from g4debug.settings import Settings
 from g4debug.tracers.base import Context
@@ -19,6 +20,10 @@ from g4debug.tracers.spec_lifecycle.log import SpecLog
 from g4debug.trapping.trap import Trap, TrapError
 
 SIZE = 9
+pytestmark = pytest.mark.skipif(
+    targets.path("worker.seed_step") is not None or targets.sglang_version() is None,
+    reason="the tracer of SGLang 0.5.14 and later",
+)
 
 
 @given(rows=st.lists(st.integers(1, SIZE - 1), min_size=1, unique=True), data=st.data())
@@ -85,7 +90,10 @@ class Step:
             reqs=[request("a", 3, 12), request("b", 1, 7)],
             req_pool_indices=torch.tensor([3, 1]),
             seq_lens=torch.tensor([12, 7]),
+            seq_lens_cpu=torch.tensor([12, 7]),
             req_to_token_pool=pool,
+            out_cache_loc=torch.tensor([5, 7]),
+            token_to_kv_pool_allocator=SimpleNamespace(full_to_swa_index_mapping=torch.zeros(65)),
             spec_algorithm=SimpleNamespace(is_none=lambda: not speculates),
         )
         extend = name == "EXTEND"
@@ -93,6 +101,7 @@ class Step:
             forward_mode=mode(name),
             req_pool_indices=self.batch.req_pool_indices,
             seq_lens=self.batch.seq_lens,
+            out_cache_loc=self.batch.out_cache_loc,
             positions=torch.tensor([10, 11, 4, 5, 6] if extend else [11, 6]),
             extend_prefix_lens_cpu=[10, 4] if extend else None,
             extend_seq_lens_cpu=[2, 3] if extend else None,
@@ -139,6 +148,14 @@ def test_a_row_is_told_before_it_is_used(name, draft, row):
     assert (found.kind, found.site) == ("forward-row", "future.resolve_lens")
 
 
+def test_where_the_host_has_no_lengths_what_is_committed_counts():
+    step = Step()
+    step.batch.seq_lens_cpu = None
+    step.run()
+    step.made.seq_lens = torch.tensor([12, 8])
+    assert step.told().kind == "seq-len"
+
+
 @pytest.mark.parametrize("name", ["DECODE", "EXTEND", "TARGET_VERIFY"])
 @pytest.mark.parametrize("length", [0, -1, 11, 13, 1 << 20])
 def test_a_length_is_told(name, length):
@@ -146,6 +163,17 @@ def test_a_length_is_told(name, length):
     step.made.seq_lens = torch.tensor([length, 7])
     found = step.told()
     assert (found.kind, found.location.row) == ("seq-len", 0)
+
+
+@pytest.mark.parametrize("of", ["batch", "made"])
+def test_a_place_that_the_pool_has_not_is_told_before_it_is_looked_up(of):
+    step = Step()
+    getattr(step, of).out_cache_loc = torch.tensor([5, 65])
+    found = step.told()
+    assert (found.kind, found.location.row, found.location.column) == ("forward-place", 1, 1)
+    step = Step()
+    getattr(step, of).out_cache_loc = torch.tensor([5, 64])
+    step.run()
 
 
 @pytest.mark.parametrize("name", ["DECODE", "EXTEND"])
