@@ -203,6 +203,11 @@ def result_lens(result, *args, **kwargs):
 
 
 @case("verify")
+def result_lens_far(result, *args, **kwargs):
+    result.accept_lens = changed(result.accept_lens, 1, FAR)
+
+
+@case("verify")
 def result_lens_and_lengths(result, *args, **kwargs):
     by = 1 if result.accept_lens[1] < WIDTH else -1
     result.accept_lens = changed(result.accept_lens, 1, by)

@@ -136,6 +136,14 @@ class PendingStep:
         rows = Rows(self.rids, live_rows(self.requests))
         return check_verify_input(rows, verify, self.copies.get() or {})
 
+    def check_verified(self) -> Violation | None:
+        """A length that no verify can accept ends the process where the draft selects by it."""
+        values = self.copies.get() or {}
+        if all(0 < n <= self.depth for n in values.get(h.RESULT_LENS.key, ())):
+            return None
+        verify = Verify(self.width, self.depth, self.chain, self.simulated, self.local)
+        return check_verify_result(Rows(self.rids, live_rows(self.requests)), verify, values)
+
     def check_kept(self, kept: Sequence[Sequence[int]]) -> Violation | None:
         """What each request is given is the beginning of what the host got for it."""
         tokens, width = self.tokens, self.width

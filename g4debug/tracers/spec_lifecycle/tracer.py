@@ -505,6 +505,7 @@ class SpecLifecycle:
                 h.RESULT_HIDDEN: self._digest(hidden),
             }
             self._read(step, found)
+            self._judge_step("worker.verify", step, step.check_verified())
             if not step.sampled:
                 self.context.limit(
                     "of a verify only what follows from its result is checked",

@@ -39,7 +39,7 @@ def test_it_is_told_in_that_forward_and_the_right_one_is_blamed(serving, mode):
     assert f"row {owner_row} of request a names it in column 1" in finding.owner
     assert f"Page {mine} was handed out for these tokens and is still held" in finding.cause
     assert "who wrote it is not known" in finding.cause
-    assert finding.expected.endswith(f": page {mine}")
+    assert finding.expected.endswith(f": full-pool page {mine}")
     assert {e.pages[0] for e in record.events} == {theirs}
     assert "contain" not in finding.next_command
 

@@ -60,6 +60,7 @@ VERIFY = {
     "sample-lens": ("verify-result", 1, -1, 0),
     "sample-rows": ("verify-result", 0, 0, 0),
     "sample-index": ("verify-result", 0, 0, 0),
+    "result-lens-far": ("verify-result", 1, -1, 0),
     "result-lens": ("verify-result", 1, -1, 0),
     "result-lens-and-lengths": ("verify-result", 1, -1, 0),
     "result-rows": ("verify-result", 0, 0, 0),
