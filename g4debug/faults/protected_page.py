@@ -16,7 +16,7 @@ def install(injection: Injection) -> None:
             protected = req_kv.protected(request)
             if protected is None or batch.forward_mode is None or batch.forward_mode.is_extend():
                 continue
-            if protected + 2 * size > req_kv.committed(request):
+            if protected + size > req_kv.committed(request):
                 continue
             if injection.fire() is None:
                 continue
@@ -31,5 +31,5 @@ FAULT = Fault(
     id="protected-page",
     title="cache_protected_len counts one page too much",
     tasks={"on": "count one page of a request too much"},
-    caught_by=("pool-leak",),
+    caught_by=("prefix-cache",),
 )

@@ -353,7 +353,7 @@ ARGUMENTS: dict[str, str] = {
 # Where each tracer was run on each release: armed in real engines, on healthy servers and against
 # its faults. A tracer that is missing here may be wrong there, whatever the code looks like, and
 # would then stop a healthy server. So nothing is entered here that was only read.
-CPU, H200 = "CPU engine", "H200"
+CPU, H100, H200 = "CPU engine", "H100", "H200"
 GPUS_RUN = ("sm90",)  # H100 and H200; by compute capability, as NVIDIA's compilers name them
 _EVERY = (
     "flight-recorder", "kv-integrity", "page-table", "pool-leak", "spec-lifecycle", "kv-allocator"
@@ -361,12 +361,14 @@ _EVERY = (
 RUN: dict[str, dict[str, tuple[str, ...]]] = {
     "0.5.12.post1": {
         **dict.fromkeys((*_EVERY, "kv-writes"), (CPU, H200)),
-        **dict.fromkeys(("rank-divergence", "prefix-cache"), (CPU,)),
+        "rank-divergence": (CPU,),
+        "prefix-cache": (CPU, H100),
     },
     "0.5.13.post1": {name: (CPU,) for name in _EVERY if name != "kv-integrity"},
     "0.5.15.post1": {
         **dict.fromkeys(_EVERY, (CPU, H200)),
         **dict.fromkeys(("kv-writes", "rank-divergence"), (CPU,)),
+        "prefix-cache": (CPU, H100),
     },
     "0.5.23": {
         **dict.fromkeys((*_EVERY, "kv-writes", "rank-divergence"), (CPU, H200)),
