@@ -61,7 +61,7 @@ from g4debug.tracers.spec_lifecycle.token_commit import Committing
 # What was read on GPUs, too, in all of the releases in which this tracer was run there.
 RUN_ON_GPU = (h.INDICES, h.LENS, h.BONUS, h.NEW_LENS)
 ON_GPU = (
-    "the rest was run on the CPU engine only, so on a GPU a finding could be false; "
+    "on a GPU the rest was run with one load of 0.5.15.post1 only, so a finding could be false; "
     "G4DEBUG_MODE=log reports only, and G4DEBUG_NOT_RUN_ON_THIS_RELEASE=1 takes that risk"
 )
 OPTIONAL = ("result.resolve", "verify.sample", "verify.kernel", "draft.tree")
