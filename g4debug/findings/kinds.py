@@ -740,6 +740,12 @@ _FLIGHT_RECORDER = (
         "`flight-recorder: rank … stopped the server: …`",
         entry=_RANKS, command="g4debug list",
     ),
+    _end(
+        "asked",
+        "Nothing is wrong: `g4debug doctor --pid PID --tape FILE` asked for the tape.",
+        "`flight-recorder in …: the tape was asked for`",
+        command="",
+    ),
 )
 
 # --- rank-divergence ----------------------------------------------------------------------------

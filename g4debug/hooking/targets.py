@@ -312,6 +312,8 @@ _PLACES: dict[str, str | Places] = {
         f"{_SCHEDULER}.recv_requests",
         "managers.scheduler_components.request_receiver.SchedulerRequestReceiver.recv_requests",
     ),
+    # Gets what that returned, in every kind of event loop.
+    "scheduler.process_inputs": f"{_SCHEDULER}.process_input_requests",
     "scheduler.stream_output": _moved(
         "0.5.13",
         f"{_SCHEDULER}.stream_output",
