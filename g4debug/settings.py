@@ -175,7 +175,7 @@ class Settings:
         "G4DEBUG_TAPE",
         _number(0, 48),
         "how much host memory the tape may take, in MiB: what a scheduler was given, so that "
-        "g4debug replay can do it again; 0: none",
+        "g4debug replay can make its decisions again; 0: none",
         16,
     )
     hang_seconds: int = _setting(

@@ -742,7 +742,7 @@ _FLIGHT_RECORDER = (
     ),
     _end(
         "asked",
-        "Nothing is wrong: `g4debug doctor --pid PID --tape FILE` asked for the tape.",
+        "Nothing is wrong: somebody asked for the tape, to replay it.",
         "`flight-recorder in …: the tape was asked for`",
         command="",
     ),

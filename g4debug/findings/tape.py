@@ -41,7 +41,7 @@ LARGEST = 1 << 40  # no number on a tape is larger
 MAX_TOKENS = 1 << 24  # of a request
 MAX_PAGE = 1 << 12
 MAX_ROWS = 1 << 16
-MAX_START = 2 + 4 * 7 + 8  # bytes of a START
+MAX_START = 2 + 4 * 7 + 12  # bytes of a START
 UNKNOWN = 0  # the request of a row that is not on the tape; the others count from 1
 
 
@@ -193,7 +193,7 @@ class Start:
     """A place where a tape may begin. requests, steps, round: those before it.
 
     forwards: SGLang's own count of them. ratio: the share of their longest output that it expects
-    requests to take, as the bits of a float64.
+    requests to take. checksum: of the steps before.
     """
 
     why: Why
@@ -202,6 +202,7 @@ class Start:
     requests: int
     forwards: int
     ratio: float
+    checksum: int
 
 
 @dataclass
@@ -272,7 +273,7 @@ class Recording:
     """A tape that was read. given: what the scheduler got, in its order.
 
     begins: where it begins. checksums: of each step. pages: the digests, by the number of the step,
-    which counts from 1. resets: the numbers of steps before which the checksum begins anew.
+    which counts from 1.
     """
 
     begins: Start
@@ -280,7 +281,6 @@ class Recording:
     given: list[Request | Abort | Flush]
     checksums: list[int]
     pages: dict[int, int]
-    resets: frozenset[int]
 
     @property
     def steps(self) -> int:
@@ -301,7 +301,6 @@ def read(data: bytes, page: int, firsts: bool) -> Recording:
     given: list[Request | Abort | Flush] = []
     checksums: list[int] = []
     pages: dict[int, int] = {}
-    resets = set()
     rows: tuple[int, ...] = ()
     for at, event in _Reader(data, page, firsts).events():
         if begins is None:
@@ -330,13 +329,12 @@ def read(data: bytes, page: int, firsts: bool) -> Recording:
         elif type(event) is Start:
             if event.steps != begins.steps + len(checksums):
                 raise TapeError(f"the steps do not count up to the start at byte {at}")
-            resets.add(len(checksums) + 1)
         elif isinstance(event, (Abort, Flush)):
             given.append(event)
     if begins is None:
         raise TapeError("it is empty")
     pages = {step: digest for step, digest in pages.items() if 1 <= step <= len(checksums)}
-    return Recording(begins, requests, given, checksums, pages, frozenset(resets))
+    return Recording(begins, requests, given, checksums, pages)
 
 
 def _end(request: Request | None, end: _End, page: int, firsts: bool) -> None:
@@ -421,8 +419,8 @@ class _Reader:
             raise TapeError(f"it begins for an unknown reason ({why})")
         self.round, steps = self._number(), self._number()
         self.requests, forwards = self._number(), self._number()
-        (ratio,) = struct.unpack("<d", self._take(8))
-        return Start(Why(why), self.round, steps, self.requests, forwards, ratio)
+        ratio, checksum = struct.unpack("<dI", self._take(12))
+        return Start(Why(why), self.round, steps, self.requests, forwards, ratio, checksum)
 
     def _request(self) -> Request:
         at, self.requests = self._next_round(), self.requests + 1
@@ -499,7 +497,9 @@ def end(whose: int, output: int, how: How, prompt: int) -> bytes:
     return bytes((Code.END,)) + b"".join(map(number, (whose, output, how, prompt)))
 
 
-def start(round: int, steps: int, requests: int, forwards: int, ratio: float) -> bytes:
+def start(
+    round: int, steps: int, requests: int, forwards: int, ratio: float, checksum: int
+) -> bytes:
     """What follows the reason in a ``START``."""
     numbers = b"".join(map(number, (round, steps, requests, forwards)))
-    return numbers + struct.pack("<d", ratio)
+    return numbers + struct.pack("<dI", ratio, checksum)

@@ -179,6 +179,8 @@ _PLACES: dict[str, str | Places] = {
     "draft.tree": _since("0.5.14", f"{_EAGLE_UTILS}.build_tree_kernel_efficient"),
     # What a verify accepts: the kernel that decides it greedily, and all of the sampling.
     "verify.kernel": _since("0.5.14", f"{_EAGLE_UTILS}.verify_tree_greedy_func"),
+    # Up to 0.5.13, the same kernel of FROZEN_KV_MTP's v1 worker.
+    "verify.kernel.v1": _until("0.5.14", "speculative.eagle_info.verify_tree_greedy_func"),
     "verify.sample": _since("0.5.14", f"{_EAGLE_UTILS}.eagle_sample"),
     # Not hooked: where an accept index picks tokens.
     "verify.accept": (

@@ -31,7 +31,7 @@ class Writer:
         self.count = 0
 
     def start(self, why: Why) -> None:
-        rest = tape.start(self.round, self.steps, self.count, 7, 0.7)
+        rest = tape.start(self.round, self.steps, self.count, 7, 0.7, 5)
         self.parts.append(bytes((Code.START, why)) + rest)
 
     def request(self, rounds: int, tokens: list[int], longest: int | None, priority: int) -> int:
@@ -135,7 +135,7 @@ def test_a_changed_tape_is_read_or_refused_with_words(seed: int, draw: st.DataOb
         tape.read(cut, PAGE, True)
 
 
-HEAD = bytes((Code.START, Why.START)) + tape.start(0, 0, 0, 0, 0.7)
+HEAD = bytes((Code.START, Why.START)) + tape.start(0, 0, 0, 0, 0.7, 0)
 HOSTILE = {
     "nothing": (b"", "is empty"),
     "no start": (bytes((Code.STEP, 0, 0)), "does not begin with a start"),

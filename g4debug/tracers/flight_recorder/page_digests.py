@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-EVERY = 64  # steps
+EVERY = 64  # steps; and before, in steps 1, 2, 4, 8, 16 and 32
 _ODD = 0x1E3779B97F4A7C15  # any odd number: its multiples take long to repeat
 
 

@@ -195,7 +195,7 @@ def of_asking(context: Context) -> Finding:
         headline=f"g4debug: {CHECK} in {_phase('', context)}: the tape was asked for",
         location=_location(context),
         expected="nothing: this is no finding",
-        got="g4debug doctor --pid PID --tape FILE",
+        got="somebody asked, by doctor's --tape",
         cause=_earlier(context) or "nothing is wrong, as far as the tracers tell",
         reference=record.reference,
         next_command=record.command,

@@ -103,6 +103,9 @@ class Rounds:
             self.count += 1
 
 
+current: Taping | None = None  # of this process
+
+
 class Taping:
     def __init__(self, context: Context) -> None:
         self.context = context
@@ -124,6 +127,8 @@ class Taping:
         self._modes: dict[Any, int] = {}
 
     def install(self) -> None:
+        global current
+        current = self
         before = self.context.before
         before("scheduler.run_event_loop", self.begin)
         before("scheduler.process_inputs", self.round)
@@ -153,14 +158,24 @@ class Taping:
 
     def _start(self, why: Why) -> None:
         scheduler = self.scheduler
-        self.checksum = 0
         self._rows = []
         self._round = self.rounds.count
         rest = tape.start(
-            self._round, self.steps, self.requests, int(scheduler.forward_ct), ratio(scheduler)
+            self._round,
+            self.steps,
+            self.requests,
+            int(scheduler.forward_ct),
+            ratio(scheduler),
+            self.checksum,
         )
         self.ring.start(why, self.steps, rest)
         self.ring.trim(self.steps)
+
+    def go_on(self, begins: tape.Start) -> None:
+        """Record all that follows as the scheduler did whose tape begins so: for a replay."""
+        self.ring = tape.Ring(1 << 40, settled=1 << 40)
+        self.steps, self.checksum = begins.steps, begins.checksum
+        self._start(begins.why)
 
     def idle(self, *args: Any, **kwargs: Any) -> None:
         """The event loop has nothing to do in this round."""
@@ -203,7 +218,7 @@ class Taping:
         self.checksum = zlib.crc32(array("q", known), self.checksum)
         self.steps += 1
         self.ring.now += b"\x08" + struct.pack("<H", self.checksum & 0xFFFF)
-        if self.steps % EVERY == 0:
+        if self.steps % EVERY == 0 or self.steps & (self.steps - 1) == 0:
             self._every()
 
     def _every(self) -> None:
