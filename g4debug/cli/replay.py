@@ -33,6 +33,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"give up after so many seconds (default: {SECONDS})",
     )
+    parser.add_argument(
+        "--shrink",
+        type=Path,
+        metavar="FILE",
+        help="look for the fewest requests with which the finding comes, for as many seconds "
+        "again, and write the dump of that finding into this file",
+    )
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep log and dumps there")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     add_console_arguments(parser)
@@ -48,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="g4debug-replay-") as temporary:
         folder = Path(temporary) if args.keep is None else args.keep
         folder.mkdir(parents=True, exist_ok=True)
-        result = replayed(args.dump, record, trace, args.seconds, folder, _progress)
+        result = replayed(args.dump, record, trace, args.seconds, folder, _progress, args.shrink)
     if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr, flush=True)
     present(reporter, result, args)
@@ -59,4 +66,6 @@ def _progress(done: int, steps: int) -> None:
     if not sys.stderr.isatty():
         return
     text = "starting SGLang …" if not done else f"step {done} of {steps}"
+    if done < 0:
+        text = f"{-done} tries; {steps} requests are enough"
     print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)

@@ -21,7 +21,7 @@ from g4debug import cpu
 from g4debug.dumps import reading
 from g4debug.dumps.errors import DumpError
 from g4debug.findings import tape
-from g4debug.findings.record import Plain, TrapRecord
+from g4debug.findings.record import Plain, Tape, TrapRecord
 from g4debug.findings.tape import Recording
 from g4debug.replay.setting import CannotReplay, Setting
 
@@ -54,14 +54,13 @@ class Host:
     """A scheduler that waits for jobs."""
 
     def __init__(
-        self, process: subprocess.Popen[bytes], answers: TextIO, dump: Path, folder: Path
+        self, process: subprocess.Popen[bytes], answers: TextIO, on: Tape, folder: Path
     ) -> None:
-        self.process, self.answers, self.dump, self.folder = process, answers, dump, folder
+        self.process, self.answers, self.folder = process, answers, folder
+        self.page, self.firsts = on.page, on.firsts
         self.jobs = 0
 
-    def run(
-        self, page: int, firsts: bool, seconds: float, progress: Progress, keep: list[int] | None
-    ) -> Outcome:
+    def run(self, seconds: float, progress: Progress, keep: list[int] | None) -> Outcome:
         """keep: the requests that are given, by their ids; None for all."""
         self.jobs += 1
         begin = time.monotonic()
@@ -86,7 +85,9 @@ class Host:
         else:
             last = records[-1] if records else None
         taped = result.with_suffix(".tape")
-        recording = tape.read(taped.read_bytes(), page, firsts) if taped.exists() else None
+        recording = (
+            tape.read(taped.read_bytes(), self.page, self.firsts) if taped.exists() else None
+        )
         return Outcome(
             found["ended"],
             found.get("error", ""),
@@ -122,7 +123,7 @@ class Host:
 
 @contextmanager
 def started(
-    dump: Path, setting: Setting, trace: tuple[str, ...], folder: Path, progress: Progress
+    dump: Path, on: Tape, setting: Setting, trace: tuple[str, ...], folder: Path, progress: Progress
 ) -> Iterator[Host]:
     """Start a scheduler for the dump's tape. trace: the tracers to arm, () for all.
 
@@ -156,7 +157,7 @@ def started(
     os.close(writable)
     try:
         with os.fdopen(readable) as answers:
-            host = Host(process, answers, dump, folder)
+            host = Host(process, answers, on, folder)
             host._until("ready", progress)
             yield host
     finally:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
-from g4debug.findings.record import TrapRecord
+from g4debug.dumps import writing
+from g4debug.findings.record import Finding, TrapRecord
+from g4debug.findings.tape import Recording
 from g4debug.replay import host, setting, verdict
 from g4debug.replay.setting import CannotReplay
-from g4debug.reporters.replay import Replayed
+from g4debug.replay.shrink import Search
+from g4debug.reporters.replay import Kept, Replayed, Shrunk
+
+EACH = 120.0  # seconds for one try
 
 
 def replayed(
@@ -18,8 +24,13 @@ def replayed(
     seconds: float,
     folder: Path,
     progress: Callable[[int, int], None],
+    shrink: Path | None = None,
 ) -> Replayed:
-    """trace: the tracers to arm, () for those that were armed there."""
+    """trace: the tracers to arm, () for those that were armed there.
+
+    shrink: the file that gets the dump of the fewest requests with which the finding comes.
+    """
+    shrunk = None
     try:
         on, recording = setting.recording_of(record)
         made = setting.setting_of(record, on, recording)
@@ -28,11 +39,13 @@ def replayed(
         def told(steps: int) -> None:
             progress(steps, recording.steps)
 
-        with host.started(dump, made, armed, folder, told) as running:
-            outcome = running.run(on.page, on.firsts, seconds, told, None)
+        with host.started(dump, on, made, armed, folder, told) as running:
+            outcome = running.run(seconds, told, None)
+            judged = verdict.judge(record, on, recording, outcome)
+            if shrink is not None and judged.found is not None:
+                shrunk = _shrink(running, judged.found, recording, seconds, shrink, progress)
     except CannotReplay as e:
         return Replayed(verdict.NOTHING, f"cannot be replayed, because {e}")
-    judged = verdict.judge(record, on, recording, outcome)
     states = judged.states
     return Replayed(
         code=judged.code,
@@ -48,4 +61,46 @@ def replayed(
         begins=on.begins,
         seconds=outcome.seconds,
         faults=made.environ.get("G4DEBUG_FAULTS", ""),
+        shrunk=shrunk,
+    )
+
+
+def _shrink(
+    running: host.Host,
+    found: Finding,
+    recording: Recording,
+    seconds: float,
+    target: Path,
+    progress: Callable[[int, int], None],
+) -> Shrunk:
+    """Find the fewest requests with which a finding like this one comes, and write its dump."""
+    begin = time.monotonic()
+    dumps: dict[tuple[int, ...], TrapRecord] = {}
+
+    def comes(items: tuple[int, ...]) -> bool:
+        left = max(1.0, search.until - time.monotonic())
+        outcome = running.run(min(left, EACH), lambda steps: None, list(items))
+        same = next((r for r in outcome.records if verdict.alike(found, r.finding)), None)
+        if same is not None:
+            dumps[items] = same
+        return same is not None
+
+    def told(tried: int, left: int) -> None:
+        progress(-tried, left)
+
+    search = Search(comes, begin + seconds, told)
+    # What came after the finding did not cause it.
+    best = search.run(sorted(recording.requests))
+    if best:
+        writing.write(writing.encode(dumps[best]), target.absolute().parent, target.name)
+    kept = [recording.requests[who] for who in best]
+    return Shrunk(
+        before=len(recording.requests),
+        tried=len(search.tried),
+        seconds=time.monotonic() - begin,
+        whole=not search.interrupted,
+        file=str(target) if best else "",
+        kept=tuple(
+            Kept(r.id, r.round, r.prompt, r.output, r.longest, r.how.name.lower()) for r in kept
+        ),
     )

@@ -34,6 +34,10 @@ _ELSEWHERE = re.compile(
     r"|LOCAL_IP|TORCH|PROFIL|BLOCK_|NCCL|ENABLE_TORCH|CPU|.*(_DIR|_PATH|_CACHE|_TIMEOUT|_IP|_PORT)$)"
 )
 HIDDEN = "set"
+# What a variable may be set to: a dump may come from a stranger, and some name code to import.
+_PLAIN = re.compile(r"[0-9.]{1,16}|true|false|on|off|yes|no", re.I)
+_NAME = re.compile(r"SGLANG_[A-Z0-9_]{1,80}")
+MOST_TOKENS = 1 << 23  # of a pool: they take some 2 kB each here, if they are used
 VOCAB, MOST_WORDS, CENTROIDS = 512, 1 << 18, 32
 
 
@@ -100,6 +104,9 @@ def setting_of(record: TrapRecord, on: Tape, recording: Recording) -> Setting:
     if vocab > MOST_WORDS:
         raise CannotReplay(f"{words} prompts go on differently behind one page, too many to tell")
     arguments = _arguments(record, facts, notes)
+    ranks = record.arguments.get("tp_size")
+    if isinstance(ranks, int) and ranks > 1:
+        notes.append(f"{ranks} tensor-parallel ranks, which decide alike, are one here")
     return Setting(
         release=release,
         mtp=algorithm is not None,
@@ -114,8 +121,10 @@ def setting_of(record: TrapRecord, on: Tape, recording: Recording) -> Setting:
 
 def _whole(values: Mapping[str, Plain], name: str) -> int:
     value = values.get(name)
-    if type(value) is not int or value <= 0:
-        raise CannotReplay(f"the dump does not say {name} (it says {value!r})")
+    if type(value) is not int or not 0 < value <= MOST_TOKENS:
+        raise CannotReplay(
+            f"{name} is {value!r} in the dump, and a number from 1 to {MOST_TOKENS} is needed"
+        )
     return value
 
 
@@ -177,22 +186,23 @@ def _environ(record: TrapRecord, notes: list[str]) -> dict[str, str]:
     """SGLang's variables, and what g4debug had in force: fixes, faults and mode."""
     found = {}
     for name, value in record.environment.items():
-        if name.startswith("SGLANG_") and not _ELSEWHERE.match(name):
-            if value == HIDDEN:
-                notes.append(f"what {name} was set to is not known")
-            else:
-                found[name] = value
+        if not _NAME.fullmatch(name) or _ELSEWHERE.match(name):
+            continue
+        if _PLAIN.fullmatch(value):
+            found[name] = value
+        else:
+            notes.append(f"{name} is not set here, because its value is no number and no switch")
     found["G4DEBUG_FIXES"] = "none"
     for fix, state in record.fixes.items():
-        if state.startswith("applied"):
+        if state.startswith("applied") and re.fullmatch("[a-z0-9-]{1,60}", fix):
             found["G4DEBUG_FIX_" + fix.upper().replace("-", "_")] = "1"
     modes = {t.mode for t in record.tracers if t.mode}
     found["G4DEBUG_MODE"] = "raise" if modes <= {"raise"} else "log"
     faults = record.environment.get("G4DEBUG_FAULTS", "")
-    if faults and faults != HIDDEN:
+    if faults and faults != HIDDEN and faults.isprintable():
         found["G4DEBUG_FAULTS"] = faults
     for name in ("G4DEBUG_LEAK_STEPS",):
-        if name in record.environment:
+        if record.environment.get(name, "").isdecimal():
             found[name] = record.environment[name]
     return found
 

@@ -148,7 +148,7 @@ def judge(record: TrapRecord, on: Tape, recorded: Recording, outcome: Outcome) -
     same = next(
         (f for r, f in seen if there is not None and _same(record, there, on.first, r, f)), None
     )
-    like = next((f for _, f in seen if there is not None and _alike(there, f)), None)
+    like = next((f for _, f in seen if there is not None and alike(there, f)), None)
     first = seen[0][1] if seen else None
     if not recorded.fresh:
         return _of_unknown_pages(there, on, like, first)
@@ -269,7 +269,7 @@ def _facts(there: dict[str, Plain], here: dict[str, Plain]) -> Iterator[str]:
             yield f"{name} was {there[name]}, and is {here[name]} here."
 
 
-def _alike(there: Finding, here: Finding) -> bool:
+def alike(there: Finding, here: Finding) -> bool:
     """The same thing went wrong, maybe with other pages, at another time."""
     a, b = there.location, here.location
     if (there.check, there.kind, there.site) != (here.check, here.kind, here.site):
@@ -290,7 +290,7 @@ def _same(
     """The same thing went wrong, with the same pages, in the same step and row."""
     a, b = there.location, here.location
     return (
-        _alike(there, here)
+        alike(there, here)
         and a.step - first == b.step
         and (a.forward_mode, a.row, a.column) == (b.forward_mode, b.row, b.column)
         and pages(record) == pages(replayed)

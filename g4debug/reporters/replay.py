@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import IO
 
@@ -12,6 +13,33 @@ from g4debug.reporters import json
 from g4debug.reporters.text import cleaned, hang
 
 TONES = {0: "green", 1: "yellow", 2: "red"}
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A request that is needed. longest: its ``max_new_tokens``, -1 for none. how: it ended."""
+
+    id: int
+    round: int
+    prompt: int
+    output: int
+    longest: int
+    how: str
+
+
+@dataclass(frozen=True)
+class Shrunk:
+    """The fewest requests with which the finding comes. whole: nothing is left to try.
+
+    file: the dump of the finding with these requests, '' if it did not come again.
+    """
+
+    before: int
+    tried: int
+    seconds: float
+    whole: bool
+    file: str
+    kept: tuple[Kept, ...]
 
 
 @dataclass(frozen=True)
@@ -37,6 +65,7 @@ class Replayed:
     begins: str = ""
     seconds: float = 0.0
     faults: str = ""
+    shrunk: Shrunk | None = None
 
 
 def render(result: Replayed, console: Console) -> None:
@@ -61,6 +90,25 @@ def render(result: Replayed, console: Console) -> None:
         say(f"injected again: {result.faults}")
     for note in result.notes:
         say(f"not as it was: {note}")
+
+    if result.shrunk is not None:
+        _render_shrunk(result.shrunk, say)
+
+
+def _render_shrunk(shrunk: Shrunk, say: Callable[[str], None]) -> None:
+    tried = f"{shrunk.tried} tries, {shrunk.seconds:.0f} s"
+    if not shrunk.kept:
+        say(f"shrinking: the finding did not come a second time ({tried})")
+        return
+    end = "" if shrunk.whole else "; there was no time to try all"
+    say(f"shrunk: {len(shrunk.kept)} of {shrunk.before} requests are enough ({tried}{end})")
+    for r in shrunk.kept:
+        longest = "" if r.longest < 0 else f" of at most {r.longest}"
+        say(
+            f"  request {r.id}, round {r.round}: a prompt of {r.prompt} tokens, an answer of "
+            f"{r.output}{longest} ({r.how})"
+        )
+    say(f"its dump: {shrunk.file}")
 
 
 def render_json(result: Replayed, stream: IO[str]) -> None:

@@ -2,7 +2,8 @@
 
 ``drive_recorded.py ORDER_JSON``: seed, requests, together (how many at once), mtp, and more
 arguments of the engine. Strangers, conversations, shared prefixes, aborts and stops. If ``tape`` is
-in the order, it asks the scheduler for its tape at the end, and writes it there.
+in the order, it asks the scheduler for its tape at the end, and writes it there. ``flush``: the
+cache is flushed, and so many requests follow. ``locked``: so does what shows a bug of 0.5.12.post1.
 """
 
 from __future__ import annotations
@@ -67,6 +68,23 @@ class Traffic:
 
         await asyncio.gather(*(gated() for _ in range(count)))
 
+    async def locked(self) -> None:
+        """Case locked-prefix of the history suite, among other traffic.
+
+        A long answer behind a shared beginning, while strangers need its pages.
+        """
+        background = asyncio.ensure_future(self.run(12, 2))
+        shared = self.tokens(256)
+        await self.ask(shared + self.tokens(192), 4)
+        answer = asyncio.ensure_future(self.ask(shared + self.tokens(192), 160))
+        await asyncio.sleep(0.5)
+        for _ in range(3):
+            for _ in range(3):
+                await self.ask(self.tokens(320), 3)
+            await self.ask(shared + self.tokens(64), 3)
+        await answer
+        await background
+
 
 def main() -> None:
     import sglang
@@ -77,6 +95,8 @@ def main() -> None:
     engine = sglang.Engine(**engine_arguments(mtp=order["mtp"], **order.get("engine", {})))
     traffic = Traffic(engine, order["seed"])
     engine.loop.run_until_complete(traffic.run(order["requests"], order["together"]))
+    if order.get("locked"):
+        engine.loop.run_until_complete(traffic.locked())
     if order.get("flush"):
         engine.flush_cache()
         engine.loop.run_until_complete(traffic.run(order["flush"], order["together"]))

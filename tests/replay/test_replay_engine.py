@@ -40,11 +40,11 @@ def recorded(folder: Path, mtp: bool, requests: int, **environ: str) -> TrapReco
     return dumps_in(folder)[0]
 
 
-def replay(folder: Path, record: TrapRecord, capsys: Any) -> Any:
+def replay(folder: Path, record: TrapRecord, capsys: Any, *more: str) -> Any:
     """The result, as JSON."""
     path = folder / "replayed.pt"
     path.write_bytes(writing.encode(record))
-    code = cli.main(["replay", str(path), "--keep", str(folder / "kept"), "--json"])
+    code = cli.main(["replay", str(path), "--keep", str(folder / "kept"), "--json", *more])
     result = json.loads(capsys.readouterr().out)
     assert code == result["code"]
     return result
@@ -114,3 +114,29 @@ def test_a_finding_comes_again(
     )
     result = replay(tmp_path, innocent, capsys)
     assert (result["code"], result["text"]) == (1, "not reproduced, states equal"), result
+
+
+@pytest.mark.written_for("locked-prefix")
+def test_a_bug_of_sglangs_own_comes_again_with_fewer_requests(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    order = {
+        "seed": 7, "requests": 25, "together": 3, "mtp": False, "locked": True,
+        "engine": {
+            "max_total_tokens": 6144, "swa_full_tokens_ratio": 0.3, "max_running_requests": 4,
+            "chunked_prefill_size": 512, "disable_overlap_schedule": True,
+        },
+    }  # fmt: skip
+    environ = {"SGLANG_TRTLLM_MHA_DEBUG": "1", "G4DEBUG_FIXES": "none"}
+    (record, *_) = drive(tmp_path, DRIVER, json.dumps(order), **environ).dumps
+    assert record.finding.check == "kv-allocator"
+    small = tmp_path / "small.pt"
+    result = replay(tmp_path, record, capsys, "--shrink", str(small))
+    assert result["code"] == 0, result
+    assert result["equal"] == result["steps"]
+    shrunk = result["shrunk"]
+    assert shrunk["whole"]
+    assert len(shrunk["kept"]) < shrunk["before"] / 3
+    again = replay(tmp_path, reading.read(small), capsys)
+    assert again["code"] == 0, again
+    assert again["requests"] == len(shrunk["kept"])

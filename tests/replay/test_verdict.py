@@ -234,7 +234,14 @@ def having(**changes: Any) -> TrapRecord:
 def test_what_is_started() -> None:
     there = having(
         fixes={"draft-window": "applied: it has the bug", "page-clamp": "not-needed: it has not"},
-        environment={"SGLANG_X": "1", "SGLANG_PLUGINS": "a", "G4DEBUG_FAULTS": "page-oob=on"},
+        environment={
+            "SGLANG_X": "1",
+            "SGLANG_PLUGINS": "1",
+            "G4DEBUG_FAULTS": "page-oob=on",
+            "SGLANG_EXTERNAL_MODEL_PACKAGE": "os",
+            "SGLANG_A=B": "1",
+            "G4DEBUG_LEAK_STEPS": "9",
+        },
         arguments={"disable_radix_cache": True, "attention_backend": "fa3", "tp_size": 4},
     )
     on, recording = recording_of(there)
@@ -242,6 +249,11 @@ def test_what_is_started() -> None:
     assert made.arguments["disable_radix_cache"] is True
     assert made.arguments["attention_backend"] == "trtllm_mha"
     assert "tp_size" not in made.arguments
+    assert [note.split()[0] for note in made.notes] == [
+        "attention_backend=fa3", "4", "SGLANG_EXTERNAL_MODEL_PACKAGE",
+    ]  # fmt: skip
+    assert {name for name in made.environ if name.startswith("SGLANG_")} == {"SGLANG_X"}
+    assert made.environ["G4DEBUG_LEAK_STEPS"] == "9"
     assert made.environ["SGLANG_X"] == made.environ["G4DEBUG_FIX_DRAFT_WINDOW"] == "1"
     assert "SGLANG_PLUGINS" not in made.environ
     assert "G4DEBUG_FIX_PAGE_CLAMP" not in made.environ
@@ -262,6 +274,7 @@ def test_what_is_started() -> None:
         (having(tape=tape_of(taped(), speculative_algorithm="EAGLE3")), "EAGLE3"),
         (having(tape=tape_of(taped(), size_swa=None)), "not divided"),
         (having(geometry={}), "context_len"),
+        (having(tape=tape_of(taped(), size_full=1 << 40)), "size_full"),
         (having(tape=dataclasses.replace(tape_of(taped()), format=9)), "format 9"),
     ],
 )
