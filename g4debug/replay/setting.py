@@ -8,10 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from g4debug import backends, speculation
+from g4debug.cpu.server import BASE
 from g4debug.findings import tape
 from g4debug.findings.record import Plain, Tape, TrapRecord
 from g4debug.findings.tape import Recording
 from g4debug.findings.tape_record import data
+from g4debug.hooking.targets import CPU
 from g4debug.replay.tokens import children
 
 
@@ -20,8 +23,6 @@ class CannotReplay(Exception):
 
 
 RELEASES = ("0.5.12.post1", "0.5.15.post1", "0.5.23")  # on which replays were run
-ALGORITHMS = (None, "FROZEN_KV_MTP")
-BACKENDS = ("trtllm_mha", "triton")  # of those that the CPU engine has
 # The server's arguments that decide where pages go and are not in ``Tape.scheduler``.
 CARRIED = (
     "decode_attention_backend", "disable_radix_cache", "max_queued_requests",
@@ -93,7 +94,7 @@ def setting_of(record: TrapRecord, on: Tape, recording: Recording) -> Setting:
             f"{', '.join(RELEASES)} only"
         )
     algorithm = facts.get("speculative_algorithm")
-    if algorithm not in ALGORITHMS:
+    if algorithm is not None and algorithm not in {a.name for a in speculation.adapters()}:
         raise CannotReplay(f"the speculative algorithm {algorithm} was never replayed")
     if (facts.get("speculative_eagle_topk") or 1) != 1:
         raise CannotReplay("several draft paths (speculative_eagle_topk) were never replayed")
@@ -137,13 +138,15 @@ def _arguments(record: TrapRecord, facts: Mapping[str, Plain], notes: list[str])
         for name in CARRIED
         if (value := given.get(name)) not in (None, HIDDEN, "default")
     }
+    release = record.versions.get("sglang", "")
+    known = {a.name for a in backends.adapters() if CPU in a.run.get(release, ())}
     for name in ("attention_backend", "decode_attention_backend", "prefill_attention_backend"):
         value = given.get(name)
-        if value in BACKENDS:
+        if value in known:
             found[name] = value
         elif value not in (None, HIDDEN, "default"):
-            found[name] = BACKENDS[0]
-            notes.append(f"{name}={value} is {BACKENDS[0]} here")
+            found[name] = BASE["attention_backend"]
+            notes.append(f"{name}={value} is {found[name]} here")
     chunk = facts.get("chunked_prefill_size")
     return found | {
         "page_size": page,
