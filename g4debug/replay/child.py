@@ -96,6 +96,7 @@ class Replayer:
         self._end(error)
 
     def _serve(self) -> None:
+        from g4debug.cpu import page_kernels
         from g4debug.cpu.geometry import TINY
         from g4debug.cpu.models import write
         from g4debug.cpu.server import server_arguments
@@ -112,6 +113,7 @@ class Replayer:
         if hasattr(args, "resolve_once"):
             args.resolve_once()
         scheduler = importlib.import_module("sglang.srt.managers.scheduler")
+        page_kernels.install()
         given = {
             "server_args": args,
             "port_args": module.PortArgs.init_new(args),

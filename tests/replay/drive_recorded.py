@@ -3,7 +3,8 @@
 ``drive_recorded.py ORDER_JSON``: seed, requests, together (how many at once), mtp, and more
 arguments of the engine. Strangers, conversations, shared prefixes, aborts and stops. If ``tape`` is
 in the order, it asks the scheduler for its tape at the end, and writes it there. ``flush``: the
-cache is flushed, and so many requests follow. ``locked``: so does what shows a bug of 0.5.12.post1.
+cache is flushed, and so many requests follow. ``long``: so many long answers. ``locked``: what
+shows a bug of 0.5.12.post1.
 """
 
 from __future__ import annotations
@@ -58,12 +59,17 @@ class Traffic:
             prompt = dice.choice(self.shared) + self.tokens(dice.randint(5, 300))
             await self.ask(prompt, dice.randint(2, 16))
 
-    async def run(self, count: int, together: int) -> None:
+    async def long(self) -> None:
+        """A long answer: in small pools some are retracted."""
+        longest = self.dice.randint(20, 220)
+        await self.ask(self.tokens(self.dice.randint(40, 420)), longest)
+
+    async def run(self, count: int, together: int, long: bool = False) -> None:
         gate = asyncio.Semaphore(together)
 
         async def gated() -> None:
             async with gate:
-                await self.one()
+                await (self.long() if long else self.one())
                 await asyncio.sleep(self.dice.uniform(0, 0.15))
 
         await asyncio.gather(*(gated() for _ in range(count)))
@@ -95,6 +101,8 @@ def main() -> None:
     engine = sglang.Engine(**engine_arguments(mtp=order["mtp"], **order.get("engine", {})))
     traffic = Traffic(engine, order["seed"])
     engine.loop.run_until_complete(traffic.run(order["requests"], order["together"]))
+    if order.get("long"):
+        engine.loop.run_until_complete(traffic.run(order["long"], order["together"], long=True))
     if order.get("locked"):
         engine.loop.run_until_complete(traffic.locked())
     if order.get("flush"):
