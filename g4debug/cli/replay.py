@@ -40,6 +40,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="look for the fewest requests with which the finding comes, for as many seconds "
         "again, and write the dump of that finding into this file",
     )
+    parser.add_argument(
+        "--pages-only",
+        action="store_true",
+        help="leave out what the model computes: some three times as fast",
+    )
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep log and dumps there")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     add_console_arguments(parser)
@@ -55,7 +60,9 @@ def run(args: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="g4debug-replay-") as temporary:
         folder = Path(temporary) if args.keep is None else args.keep
         folder.mkdir(parents=True, exist_ok=True)
-        result = replayed(args.dump, record, trace, args.seconds, folder, _progress, args.shrink)
+        result = replayed(
+            args.dump, record, trace, args.seconds, folder, _progress, args.shrink, args.pages_only
+        )
     if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr, flush=True)
     present(reporter, result, args)

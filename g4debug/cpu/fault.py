@@ -56,7 +56,10 @@ STAND_IN_TEXT: Final = (
 )
 
 _FORWARD: Final = ("sglang.srt.model_executor.model_runner", "forward")
-_DEVICE_MODULES: Final = frozenset({"g4debug.cpu.paged_attention", "g4debug.cpu.token_attention"})
+_DEVICE_MODULES: Final = frozenset(
+    f"g4debug.cpu.{name}"
+    for name in ("paged_attention", "token_attention", "pages_only", "page_kernels")
+)
 _HOST_MODULES: Final = frozenset(
     {
         "g4debug.dumps.reading",

@@ -119,7 +119,7 @@ PLACES = (
 
 def found() -> dict[str, tuple[Any, str, Callable[[Given], None]]]:
     """``module:name`` -> the module, the name and the function, of what this SGLang has."""
-    here = {}
+    here: dict[str, tuple[Any, str, Callable[[Given], None]]] = {}
     for name, attribute, function in PLACES:
         try:
             module = importlib.import_module(name)

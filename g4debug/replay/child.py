@@ -38,6 +38,7 @@ class Order:
     window: int
     context: int
     folder: str  # for the toy models
+    pages_only: bool
 
 
 def main(argv: list[str]) -> None:
@@ -96,7 +97,7 @@ class Replayer:
         self._end(error)
 
     def _serve(self) -> None:
-        from g4debug.cpu import page_kernels
+        from g4debug.cpu import page_kernels, pages_only
         from g4debug.cpu.geometry import TINY
         from g4debug.cpu.models import write
         from g4debug.cpu.server import server_arguments
@@ -114,6 +115,8 @@ class Replayer:
             args.resolve_once()
         scheduler = importlib.import_module("sglang.srt.managers.scheduler")
         page_kernels.install()
+        if order.pages_only:
+            pages_only.install()
         given = {
             "server_args": args,
             "port_args": module.PortArgs.init_new(args),

@@ -123,9 +123,16 @@ class Host:
 
 @contextmanager
 def started(
-    dump: Path, on: Tape, setting: Setting, trace: tuple[str, ...], folder: Path, progress: Progress
+    dump: Path,
+    on: Tape,
+    setting: Setting,
+    trace: tuple[str, ...],
+    folder: Path,
+    progress: Progress,
+    pages_only: bool,
 ) -> Iterator[Host]:
     """Start a scheduler for the dump's tape. trace: the tracers to arm, () for all.
+    pages_only: the model computes nothing.
 
     Raises CannotReplay if it does not come up.
     """
@@ -140,6 +147,7 @@ def started(
                 "window": setting.window,
                 "context": setting.context,
                 "folder": str(models()),
+                "pages_only": pages_only,
             }
         )
     )

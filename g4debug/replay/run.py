@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from g4debug.cpu.pages_only import CONTENT
 from g4debug.dumps import writing
 from g4debug.findings.record import Finding, TrapRecord
 from g4debug.findings.tape import Recording
@@ -25,27 +27,42 @@ def replayed(
     folder: Path,
     progress: Callable[[int, int], None],
     shrink: Path | None = None,
+    pages_only: bool = False,
 ) -> Replayed:
     """trace: the tracers to arm, () for those that were armed there.
 
     shrink: the file that gets the dump of the fewest requests with which the finding comes.
+    pages_only: what the model computes is left out.
     """
     shrunk = None
     try:
         on, recording = setting.recording_of(record)
         made = setting.setting_of(record, on, recording)
         armed = trace or setting.tracers_of(record)
+        if pages_only:
+            if record.finding.check in CONTENT or CONTENT & set(trace):
+                raise CannotReplay(f"{', '.join(sorted(CONTENT))} looks at what is computed")
+            armed = tuple(name for name in armed if name not in CONTENT)
+            made.notes.append("the model computes nothing (--pages-only)")
 
         def told(steps: int) -> None:
             progress(steps, recording.steps)
 
-        with host.started(dump, on, made, armed, folder, told) as running:
+        with host.started(dump, on, made, armed, folder, told, pages_only) as running:
             outcome = running.run(seconds, told, None)
             judged = verdict.judge(record, on, recording, outcome)
             if shrink is not None and judged.found is not None:
                 shrunk = _shrink(running, judged.found, recording, seconds, shrink, progress)
     except CannotReplay as e:
         return Replayed(verdict.NOTHING, f"cannot be replayed, because {e}")
+    if pages_only and judged.code == verdict.OTHERWISE and judged.found is None:
+        why = "With --pages-only only what goes wrong with pages is found; run it without."
+        judged = dataclasses.replace(
+            judged,
+            code=verdict.NOTHING,
+            text="cannot be told: nothing was found here",
+            more=(*judged.more[:1], why),
+        )
     states = judged.states
     return Replayed(
         code=judged.code,

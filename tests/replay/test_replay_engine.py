@@ -67,12 +67,13 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> TrapRecord:
     return recorded(tmp_path_factory.mktemp("healthy"), True, 40)
 
 
+@pytest.mark.parametrize("more", [(), ("--pages-only",)], ids=["exact", "pages"])
 def test_a_healthy_server_with_mtp_decides_the_same_in_each_step(
-    healthy: TrapRecord, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    more: tuple[str, ...], healthy: TrapRecord, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert healthy.finding.kind == "asked"
     assert healthy.tape is not None
-    result = replay(tmp_path, healthy, capsys)
+    result = replay(tmp_path, healthy, capsys, *more)
     assert result["code"] == 0, result
     assert result["equal"] == result["steps"] == healthy.tape.steps > 80
     assert result["pages_compared"] >= 7
@@ -131,7 +132,7 @@ def test_a_bug_of_sglangs_own_comes_again_with_fewer_requests(
     (record, *_) = drive(tmp_path, DRIVER, json.dumps(order), **environ).dumps
     assert record.finding.check == "kv-allocator"
     small = tmp_path / "small.pt"
-    result = replay(tmp_path, record, capsys, "--shrink", str(small))
+    result = replay(tmp_path, record, capsys, "--shrink", str(small), "--pages-only")
     assert result["code"] == 0, result
     assert result["equal"] == result["steps"]
     shrunk = result["shrunk"]
