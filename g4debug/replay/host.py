@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -54,9 +55,9 @@ class Host:
     """A scheduler that waits for jobs."""
 
     def __init__(
-        self, process: subprocess.Popen[bytes], answers: TextIO, on: Tape, folder: Path
+        self, process: subprocess.Popen[bytes], answers: TextIO, on: Tape, folder: Path, dumps: Path
     ) -> None:
-        self.process, self.answers, self.folder = process, answers, folder
+        self.process, self.answers, self.folder, self.dumps = process, answers, folder, dumps
         self.page, self.firsts = on.page, on.firsts
         self.jobs = 0
 
@@ -65,6 +66,8 @@ class Host:
         self.jobs += 1
         begin = time.monotonic()
         result = self.folder / f"job-{self.jobs}.json"
+        for old in (result, result.with_suffix(".tape")):
+            old.unlink(missing_ok=True)
         job = {"result": str(result), "seconds": seconds, "keep": keep}
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(job).encode() + b"\n")
@@ -115,7 +118,7 @@ class Host:
 
     def _dumps(self, pid: int) -> tuple[TrapRecord, ...]:
         found = []
-        for path in sorted((self.folder / "dumps").glob(f"*-{pid}-*.pt")):
+        for path in sorted(self.dumps.glob(f"*-{pid}-*.pt")):
             with contextlib.suppress(DumpError):
                 found.append(reading.read(path))
         return tuple(sorted(found, key=lambda r: r.created))
@@ -151,11 +154,13 @@ def started(
             }
         )
     )
+    # Its own, because another process may have had the same number.
+    dumps = Path(tempfile.mkdtemp(prefix="dumps-", dir=folder))
     readable, writable = os.pipe()
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             [python(setting.release), "-m", "g4debug.replay.child", str(order), str(writable)],
-            env=environment(setting, trace, folder),
+            env=environment(setting, trace, dumps),
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -165,7 +170,7 @@ def started(
     os.close(writable)
     try:
         with os.fdopen(readable) as answers:
-            host = Host(process, answers, on, folder)
+            host = Host(process, answers, on, folder, dumps)
             host._until("ready", progress)
             yield host
     finally:
@@ -174,12 +179,10 @@ def started(
         process.wait()
 
 
-def environment(setting: Setting, trace: tuple[str, ...], folder: Path) -> dict[str, str]:
+def environment(setting: Setting, trace: tuple[str, ...], dumps: Path) -> dict[str, str]:
     """Of this process, without anything of SGLang or g4debug, and what the server had."""
     mine = {k: v for k, v in os.environ.items() if not k.startswith(("G4DEBUG_", "SGLANG_"))}
     mine["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), mine.get("PYTHONPATH", ""))))
-    dumps = folder / "dumps"
-    dumps.mkdir(exist_ok=True)
     asked = {
         "SGLANG_TRTLLM_MHA_DEBUG": "1",
         "SGLANG_TRTLLM_MHA_DEBUG_DIR": str(dumps),

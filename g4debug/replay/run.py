@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from g4debug.cpu.pages_only import CONTENT
@@ -15,6 +15,7 @@ from g4debug.replay import host, setting, verdict
 from g4debug.replay.setting import CannotReplay
 from g4debug.replay.shrink import Search
 from g4debug.reporters.replay import Kept, Replayed, Shrunk
+from g4debug.settings import fix_switch
 
 EACH = 120.0  # seconds for one try
 
@@ -28,13 +29,16 @@ def replayed(
     progress: Callable[[int, int], None],
     shrink: Path | None = None,
     pages_only: bool = False,
+    fixes: Mapping[str, bool] | None = None,
+    releases: Sequence[str] = (),
 ) -> Replayed:
     """trace: the tracers to arm, () for those that were armed there.
 
     shrink: the file that gets the dump of the fewest requests with which the finding comes.
-    pages_only: what the model computes is left out.
+    pages_only: what the model computes is left out. fixes, releases: it is replayed once more with
+    each of these fixes on or off, and on each of these releases of SGLang.
     """
-    shrunk = None
+    shrunk, tried = None, []
     try:
         on, recording = setting.recording_of(record)
         made = setting.setting_of(record, on, recording)
@@ -53,6 +57,14 @@ def replayed(
             judged = verdict.judge(record, on, recording, outcome)
             if shrink is not None and judged.found is not None:
                 shrunk = _shrink(running, judged.found, recording, seconds, shrink, progress)
+        if judged.found is not None:
+            for name, other in _others(made, fixes or {}, releases):
+                try:
+                    with host.started(dump, on, other, armed, folder, told, pages_only) as running:
+                        text = _with_it(judged.found, running.run(seconds, told, None))
+                except CannotReplay as e:
+                    text = f"cannot be replayed, because {e}"
+                tried.append((name, text))
     except CannotReplay as e:
         return Replayed(verdict.NOTHING, f"cannot be replayed, because {e}")
     if pages_only and judged.code == verdict.OTHERWISE and judged.found is None:
@@ -79,7 +91,32 @@ def replayed(
         seconds=outcome.seconds,
         faults=made.environ.get("G4DEBUG_FAULTS", ""),
         shrunk=shrunk,
+        tried=tuple(tried),
     )
+
+
+def _others(
+    made: setting.Setting, fixes: Mapping[str, bool], releases: Sequence[str]
+) -> Iterator[tuple[str, setting.Setting]]:
+    """What else to replay: its name, and how."""
+    for fix, on in fixes.items():
+        environ = {**made.environ, fix_switch(fix): str(int(on))}
+        name = f"fix {fix} {'on' if on else 'off'}"
+        yield name, dataclasses.replace(made, environ=environ)
+    for release in releases:
+        yield f"SGLang {release}", dataclasses.replace(made, release=release)
+
+
+def _with_it(found: Finding, outcome: host.Outcome) -> str:
+    """Whether a finding like this one comes. Pages and steps may be others."""
+    like = next((r.finding for r in outcome.records if verdict.alike(found, r.finding)), None)
+    if like is not None:
+        return f"it comes, in step {like.location.step}"
+    if outcome.records:
+        return f"another finding comes: {outcome.records[0].finding.headline}"
+    if outcome.ended != "tape":
+        return f"cannot be told: {outcome.error or outcome.ended}"
+    return "it does not come"
 
 
 def _shrink(
@@ -106,7 +143,6 @@ def _shrink(
         progress(-tried, left)
 
     search = Search(comes, begin + seconds, told)
-    # What came after the finding did not cause it.
     best = search.run(sorted(recording.requests))
     if best:
         writing.write(writing.encode(dumps[best]), target.absolute().parent, target.name)

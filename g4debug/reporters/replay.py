@@ -66,6 +66,7 @@ class Replayed:
     seconds: float = 0.0
     faults: str = ""
     shrunk: Shrunk | None = None
+    tried: tuple[tuple[str, str], ...] = ()  # with another fix or release: name, what came of it
 
 
 def render(result: Replayed, console: Console) -> None:
@@ -91,6 +92,8 @@ def render(result: Replayed, console: Console) -> None:
     for note in result.notes:
         say(f"not as it was: {note}")
 
+    for name, what in result.tried:
+        say(f"{name}: {what}")
     if result.shrunk is not None:
         _render_shrunk(result.shrunk, say)
 

@@ -132,9 +132,12 @@ def test_a_bug_of_sglangs_own_comes_again_with_fewer_requests(
     (record, *_) = drive(tmp_path, DRIVER, json.dumps(order), **environ).dumps
     assert record.finding.check == "kv-allocator"
     small = tmp_path / "small.pt"
-    result = replay(tmp_path, record, capsys, "--shrink", str(small), "--pages-only")
+    result = replay(
+        tmp_path, record, capsys, "--shrink", str(small), "--pages-only", "--fix", "locked-prefix=1"
+    )
     assert result["code"] == 0, result
     assert result["equal"] == result["steps"]
+    assert result["tried"] == [["fix locked-prefix on", "it does not come"]]
     shrunk = result["shrunk"]
     assert shrunk["whole"]
     assert len(shrunk["kept"]) < shrunk["before"] / 3

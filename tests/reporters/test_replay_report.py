@@ -27,6 +27,7 @@ RESULT = Replayed(
     pages_compared=10,
     begins="start",
     seconds=21.7,
+    tried=(("fix locked-prefix on", "it does not come"), ("SGLang 0.5.23", "it does not come")),
     shrunk=Shrunk(
         before=148,
         tried=31,
