@@ -65,6 +65,9 @@ _HOST_MODULES: Final = frozenset(
         "g4debug.dumps.reading",
         "g4debug.dumps.writing",
         "g4debug.findings.steps",
+        "g4debug.findings.tape_record",
+        "g4debug.replay.feeder",
+        "g4debug.tracers.flight_recorder.taping",
         "g4debug.trapping.trap",
         "torch.serialization",
     }
