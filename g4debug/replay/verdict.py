@@ -152,6 +152,11 @@ def judge(record: TrapRecord, on: Tape, recorded: Recording, outcome: Outcome) -
     first = seen[0][1] if seen else None
     if not recorded.fresh:
         return _of_unknown_pages(there, on, like, first)
+    if first is not None and outcome.ended == "raised":
+        # It was stopped here, so only what was before can be compared.
+        at = max(1, min(outcome.recording.steps, first.location.step))
+        if there is None or at < there.location.step - on.first:
+            recorded = dataclasses.replace(recorded, checksums=recorded.checksums[:at])
     states = compare(_up_to(recorded, there, on.first), outcome.recording)
     if outcome.last is not None:
         states = with_history(states, record, on.first, outcome.last)
@@ -177,7 +182,8 @@ def _of_equal(
     if there is None:
         if first is None:
             return Verdict(REPRODUCED, f"reproduced: {n}, and nothing was found", (), states)
-        return Verdict(OTHERWISE, f"found here: {first.headline}", (_equal(n),), states, first)
+        text = f"found here, in step {first.location.step + on.first}: {first.headline}"
+        return Verdict(OTHERWISE, text, (_equal(n),), states, first)
     if same is not None:
         why = "It depends on nothing that a GPU computes."
         if faulty:

@@ -178,7 +178,21 @@ def test_a_server_without_a_finding() -> None:
     on = tape_of(taped())
     assert told(ASKED, on).text == "reproduced: 70 of 70 steps are equal, and nothing was found"
     found = told(ASKED, on, THERE)
-    assert (found.code, found.text) == (OTHERWISE, "found here: g4debug: page-table: page 9")
+    text = f"found here, in step {STEPS}: g4debug: page-table: page 9"
+    assert (found.code, found.text) == (OTHERWISE, text)
+
+
+def test_what_stops_the_replay_early_is_told_with_the_states_up_to_there() -> None:
+    """There nobody looked, or it was found later; here a tracer stops the scheduler."""
+    early = record(finding(50))
+    for there in (ASKED, record(finding(check="flight-recorder", kind="exception"))):
+        got = told(there, tape_of(taped()), early, events=taped(steps=50), ended="raised")
+        assert "in step 50" in got.text
+        assert got.more[0].startswith("50 of 50 steps are equal")
+    differs = told(ASKED, tape_of(taped(other=20)), early, events=taped(steps=50), ended="raised")
+    assert differs.text == "states differ from step 20 of 50 on"
+    later = told(THERE, tape_of(taped()), early, events=taped(steps=50), ended="raised")
+    assert (later.code, later.text) == (OTHERWISE, "not reproduced: another finding came")
 
 
 def test_a_crash_is_explained_by_what_a_tracer_finds() -> None:
