@@ -97,7 +97,7 @@ def _register(settings: Settings, plan: Plan) -> None:
     from g4debug.faults import base as faults
     from g4debug.findings.steps import Recorder
     from g4debug.fixes import base as fixes
-    from g4debug.hooking.hooks import Hooks
+    from g4debug.hooking.hooks import Hooks, also
     from g4debug.trapping.describe import Describer
     from g4debug.trapping.trap import Trap
 
@@ -121,6 +121,8 @@ def _register(settings: Settings, plan: Plan) -> None:
         settings.fixes,
     )
     injections = faults.install_all(plan, hooks)
+    for install in also:
+        install(hooks)
     if settings.tracers:
         describer.launch = launch.begin(part.name == roles.SERVER)
     ledger, watch = _arm(settings, hooks, recorder, trap, tracers, not_run, part)

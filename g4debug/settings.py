@@ -171,6 +171,13 @@ class Settings:
     steps: int = _setting(
         "G4DEBUG_STEPS", _number(1, 100_000), "how many of the last steps a dump holds", 64
     )
+    tape: int = _setting(
+        "G4DEBUG_TAPE",
+        _number(0, 48),
+        "how much host memory the tape may take, in MiB: what a scheduler was given, so that "
+        "g4debug replay can make its decisions again; 0: none",
+        16,
+    )
     hang_seconds: int = _setting(
         "G4DEBUG_HANG_SECONDS",
         _number(2, 86_400),  # an idle event loop may sleep for one second

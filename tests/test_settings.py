@@ -25,6 +25,7 @@ VALID = {
     "G4DEBUG_MAX_DUMP_MB": ("64", "max_dump_mb", 64),
     "G4DEBUG_LAUNCH": ("canary-3", "launch", "canary-3"),
     "G4DEBUG_STEPS": ("1", "steps", 1),
+    "G4DEBUG_TAPE": ("0", "tape", 0),
     "G4DEBUG_HANG_SECONDS": ("2", "hang_seconds", 2),
     "G4DEBUG_CPU": ("off", "cpu", False),
     "G4DEBUG_LEAK_STEPS": ("0", "leak_steps", 0),

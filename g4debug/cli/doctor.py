@@ -14,6 +14,9 @@ must be on the same machine and belong to you, unless you are root. The exit cod
 is 0 if every tracer that is armed works without a limit, and 1 if one is limited
 or off, its hooks do not run, the event loop is stuck, or no scheduler shows a
 status. It is 2 if there is no such process.
+
+With --pid and --tape FILE it makes the scheduler write a dump without a finding,
+whose tape can be replayed, and moves it to FILE.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from pathlib import Path
 
 from g4debug.cli import CliError, add_console_arguments, present
 
@@ -31,6 +35,12 @@ HELP = "tell whether g4debug would work here"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.add_argument("--pid", type=int, help="ask the running server with this process number")
+    parser.add_argument(
+        "--tape",
+        type=Path,
+        metavar="FILE",
+        help="with --pid: write the scheduler's tape into this file, a dump without a finding",
+    )
     parser.add_argument(
         "--canary",
         action=argparse.BooleanOptionalAction,
@@ -43,6 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.pid is not None:
         return _running(args)
+    if args.tape is not None:
+        raise CliError("--tape is of a running server: say which by --pid")
     from g4debug.cli._diagnose import diagnose
     from g4debug.reporters import doctor
 
@@ -68,6 +80,11 @@ def _running(args: argparse.Namespace) -> int:
         raise CliError("--canary does not go with --pid: it would run here, not in that server")
     if not os.path.isdir(f"/proc/{args.pid}"):
         raise CliError(f"there is no process {args.pid} on this machine, or there is no /proc")
+    if args.tape is not None:
+        from g4debug.cli._tape import fetch
+
+        print(fetch(args.pid, args.tape))
+        return 0
     server = look(args.pid)
     present(running, server, args)
     return 0 if server.sound else 1

@@ -56,12 +56,18 @@ STAND_IN_TEXT: Final = (
 )
 
 _FORWARD: Final = ("sglang.srt.model_executor.model_runner", "forward")
-_DEVICE_MODULES: Final = frozenset({"g4debug.cpu.paged_attention", "g4debug.cpu.token_attention"})
+_DEVICE_MODULES: Final = frozenset(
+    f"g4debug.cpu.{name}"
+    for name in ("paged_attention", "token_attention", "pages_only", "page_kernels")
+)
 _HOST_MODULES: Final = frozenset(
     {
         "g4debug.dumps.reading",
         "g4debug.dumps.writing",
         "g4debug.findings.steps",
+        "g4debug.findings.tape_record",
+        "g4debug.replay.feeder",
+        "g4debug.tracers.flight_recorder.taping",
         "g4debug.trapping.trap",
         "torch.serialization",
     }

@@ -51,7 +51,7 @@ def trtllm_batch_decode_with_kv_cache(
     refuse("attention", options)
     step = q_len_per_req or 1
     starts = [step * i for i in range(block_tables.shape[0] + 1)]
-    return _attend(
+    return attend(
         "trtllm_batch_decode_with_kv_cache", query, kv_cache, block_tables, seq_lens, starts,
         float(bmm1_scale), float(bmm2_scale), window_left, out_dtype, out,
     )  # fmt: skip
@@ -78,7 +78,7 @@ def trtllm_batch_context_with_kv_cache(
 ) -> torch.Tensor:
     """A prefill: the queries of row b are `query[cum_seq_lens_q[b] : cum_seq_lens_q[b + 1]]`."""
     refuse("attention", {**options, "causal=False": not causal})
-    return _attend(
+    return attend(
         "trtllm_batch_context_with_kv_cache", query, kv_cache, block_tables, seq_lens,
         cum_seq_lens_q.tolist(), float(bmm1_scale), float(bmm2_scale), window_left, out_dtype, out,
     )  # fmt: skip
@@ -101,7 +101,7 @@ def live_columns(tokens: int, queries: int, page: int, window_left: int) -> rang
     return range(first_key // page, -(-tokens // page))
 
 
-def _attend(
+def attend(
     kernel: str,
     query: torch.Tensor,
     kv_cache: tuple[torch.Tensor, torch.Tensor],
@@ -135,7 +135,7 @@ def _attend(
         if queries <= 0 or tokens <= 0:
             continue
         columns = live_columns(tokens, queries, page, window_left)
-        bad = _first_bad(table[b], columns, num_pages)
+        bad = first_bad(table[b], columns, num_pages)
         if bad is not None:
             column, value = bad
             fault.record(fault.DeviceFault(kernel, b, column, value, num_pages, window_left))
@@ -154,7 +154,7 @@ def _attend(
     return out
 
 
-def _first_bad(row: list[int], columns: range, num_pages: int) -> tuple[int, int] | None:
+def first_bad(row: list[int], columns: range, num_pages: int) -> tuple[int, int] | None:
     for column in columns:
         # With too short a row the kernel reads past the table, which is as illegal as a bad page.
         value = row[column] if column < len(row) else -1

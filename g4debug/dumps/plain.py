@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from g4debug.findings.record import KIND, Table, TrapRecord
+from g4debug.findings.record import KIND, Table, Tape, TrapRecord
 from g4debug.findings.status import TracerStatus
 
 
@@ -26,8 +26,7 @@ def to_plain(record: TrapRecord) -> dict[str, Any]:
     or if a tensor of the table is not int64 on the CPU or has the wrong shape.
     """
     payload = _pack(TrapRecord, record, "dump")
-    if record.table is not None:
-        _check_table(record.table)
+    _check_tensors(record)
     payload["kind"] = KIND
     return payload
 
@@ -41,8 +40,7 @@ def from_plain(payload: dict[str, Any]) -> TrapRecord:
     data = {k: v for k, v in payload.items() if k != "kind"}
     data["tracers"] = _of_any_schema(data.get("tracers", ()))
     record: TrapRecord = _build(TrapRecord, data, "dump")
-    if record.table is not None:
-        _check_table(record.table)
+    _check_tensors(record)
     return record
 
 
@@ -175,6 +173,25 @@ def _checked(annotation: str, value: Any, where: str) -> Any:
     if not ok:
         raise ValueError(f"{where}: expected {annotation}, got {type(value).__name__}")
     return value
+
+
+def _check_tensors(record: TrapRecord) -> None:
+    if record.table is not None:
+        _check_table(record.table)
+    if record.tape is not None:
+        _check_tape(record.tape)
+
+
+def _check_tape(tape: Tape) -> None:
+    """What is on it is looked at by whoever reads it."""
+    events = tape.events
+    if events.dim() != 1 or events.dtype != torch.int64 or events.device.type != "cpu":
+        got = f"{events.dtype} with {events.dim()} dimensions on {events.device}"
+        raise ValueError(f"tape.events: expected int64 with one dimension on the CPU, got {got}")
+    if not 0 <= 8 * len(events) - tape.size < 8:
+        raise ValueError(f"tape.size: {tape.size} bytes do not fill {len(events)} numbers")
+    if not all(0 <= at < tape.size for at in tape.chunks):
+        raise ValueError("tape.chunks: a chunk begins outside the tape")
 
 
 def _check_table(table: Table) -> None:

@@ -773,6 +773,12 @@ _FLIGHT_RECORDER = (
         "`flight-recorder: rank … stopped the server: …`",
         entry=_RANKS, command="g4debug list",
     ),
+    _end(
+        "asked",
+        "Nothing is wrong: somebody asked for the tape, to replay it.",
+        "`flight-recorder in …: the tape was asked for`",
+        command="",
+    ),
 )
 
 # --- rank-divergence ----------------------------------------------------------------------------

@@ -114,6 +114,29 @@ class Table:
 
 
 @dataclass(frozen=True)
+class Tape:
+    """What the scheduler was given up to now, see :mod:`g4debug.findings.tape`.
+
+    events: int64 [n], the bytes of the tape, eight in each number, the first in the lowest bits.
+    chunks: where in these bytes a chunk begins, from the oldest to the newest.
+    """
+
+    format: int
+    page: int  # tokens of a page
+    firsts: bool  # whether the first token of each page has a hash of its own
+    begins: str  # why the tape may begin where it does: "start", "flush", "idle" or "busy"
+    first: int  # the number of steps before it
+    steps: int
+    requests: int
+    size: int  # bytes
+    events: torch.Tensor
+    chunks: tuple[int, ...]
+    # What decides with the requests: sizes and rules of the scheduler, by SGLang's names.
+    scheduler: dict[str, Plain]
+    limits: tuple[str, ...] = ()  # what happened that cannot be on a tape
+
+
+@dataclass(frozen=True)
 class Step:
     """One step of the scheduler, as far as host memory tells."""
 
@@ -267,4 +290,5 @@ class TrapRecord:
     others: tuple[OtherHook, ...] = ()  # other people's hooks at our sites
     asserts: tuple[DeviceAssert, ...] = ()  # of kernels, in the order in which they were printed
     lookups: tuple[Lookup, ...] = ()  # those that may have failed first, only for a device assert
+    tape: Tape | None = None  # None: nothing is on it, or G4DEBUG_TAPE=0
     schema: int = SCHEMA

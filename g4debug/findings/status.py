@@ -20,7 +20,8 @@ MAX_LIMITS = 32
 MAX_TEXT = 500  # characters of a reason
 LEDGER = "ledger"
 STEPS = "step-recorder"
-_CALLED = {LEDGER: "the page ledger", STEPS: "the step recorder"}
+TAPE = "tape"
+_CALLED = {LEDGER: "the page ledger", STEPS: "the step recorder", TAPE: "the tape"}
 logger = logging.getLogger("g4debug")
 
 
@@ -264,6 +265,8 @@ class Status:
         self.parts: dict[str, Part] = {}
         self.findings: Counter[tuple[str, str]] = Counter()
         self.changes = 0
+        # Writes a dump for whoever asks: its path, and why there is none. None: nobody can do so.
+        self.snapshot: Callable[[], tuple[str, str]] | None = None
 
     def part(self, name: str) -> Part:
         """The part of a tracer, of the ledger or of the step recorder."""

@@ -23,6 +23,8 @@ FORMAT = 1
 MAX_BYTES = 1 << 20
 _HEAD = re.compile(rb"g4debug-status (\d+) (\d+) ([0-9a-f]{8})\n")
 _HEAD_BYTES = 64
+_ASKED_AT = _HEAD_BYTES + MAX_BYTES  # behind the status: what somebody asks the process for
+ASKED_BYTES = 16
 _TRIES = 20  # a reader may meet a half-written status; a write takes microseconds
 
 
@@ -51,6 +53,10 @@ class StatusFile:
             head = b"g4debug-status %d %d %08x\n" % (FORMAT, len(body), zlib.crc32(body))
             os.pwrite(self.fd, head + body, 0)
 
+    def asked(self) -> bytes:
+        """What was asked for last; another question has other bytes. b'' if nobody asked."""
+        return os.pread(self.fd, ASKED_BYTES, _ASKED_AT) if self.fd >= 0 else b""
+
     def close(self) -> None:
         if self.fd >= 0:
             with contextlib.suppress(OSError):
@@ -64,6 +70,30 @@ def read(pid: int) -> dict[str, Any] | None:
     Raises StatusFileError if there is no such process, its files may not be seen, or what it shows
     cannot be understood.
     """
+    path = _path(pid)
+    return None if path is None else _content(path)
+
+
+def ask(pid: int, question: bytes) -> None:
+    """Ask the process ``pid`` for a dump. ``question``: ASKED_BYTES that were not used before.
+
+    Raises StatusFileError if it cannot be asked.
+    """
+    path = _path(pid)
+    if path is None:
+        raise StatusFileError("it shows no status")
+    try:
+        fd = os.open(path, os.O_WRONLY)
+        try:
+            os.pwrite(fd, question, _ASKED_AT)
+        finally:
+            os.close(fd)
+    except OSError as e:
+        raise StatusFileError(f"it cannot be asked: {e.strerror}") from e
+
+
+def _path(pid: int) -> str | None:
+    """Where the process's status is, None if it shows none."""
     folder = f"/proc/{pid}/fd"
     try:
         names = os.listdir(folder)
@@ -80,7 +110,7 @@ def read(pid: int) -> dict[str, Any] | None:
         path = f"{folder}/{name}"
         with contextlib.suppress(OSError):  # closed meanwhile
             if os.readlink(path).startswith(f"/memfd:{NAME} "):
-                return _content(path)
+                return path
     return None
 
 

@@ -36,6 +36,8 @@ class StatusPublisher:
         self.metrics: Metrics | None = None
         self.board: StatusFile | None = None
         self._due = 0.0
+        self._asked = b""
+        self._answer: dict[str, str] = {}
 
     def open(self) -> None:
         """Begin to show the status. Raises StatusFileError if it cannot be shown here."""
@@ -69,6 +71,7 @@ class StatusPublisher:
         """Tell the status now. ``now``: of the monotonic clock, which all processes share."""
         self._due = now + EVERY
         if self.board is not None:
+            self._answer_to(self.board.asked())
             try:
                 self.board.write(self._content(now))
             except StatusFileError:
@@ -78,6 +81,15 @@ class StatusPublisher:
         if self.metrics is not None:
             self.metrics.update()
 
+    def _answer_to(self, asked: bytes) -> None:
+        """Write the dump that somebody asked for since the last time."""
+        if asked == self._asked:
+            return
+        self._asked = asked
+        snapshot = self.status.snapshot
+        path, problem = ("", "no tracer keeps a tape") if snapshot is None else snapshot()
+        self._answer = {"asked": asked.hex(), "dump": path, "no_dump": problem}
+
     def _content(self, now: float) -> dict[str, Any]:
         return {
             **self.about,
@@ -85,5 +97,6 @@ class StatusPublisher:
             "phase": self.phase,
             "step": self.status.clock.step,
             "told": now,
+            **self._answer,
             "tracers": [dataclasses.asdict(r) for r in self.status.records()],
         }

@@ -73,6 +73,10 @@ class Isolated:
         return args[0] if self.keeps else None
 
 
+# Who else puts wrappers around SGLang's functions in this process, beside the plugin's own.
+also: list[Callable[[Hooks], None]] = []
+
+
 class HookError(Exception):
     """A site cannot be hooked. The text names the site and who needs it."""
 

@@ -179,6 +179,8 @@ _PLACES: dict[str, str | Places] = {
     "draft.tree": _since("0.5.14", f"{_EAGLE_UTILS}.build_tree_kernel_efficient"),
     # The acceptance in a verify: the kernel that decides it greedily, and all of the sampling.
     "verify.kernel": _since("0.5.14", f"{_EAGLE_UTILS}.verify_tree_greedy_func"),
+    # Up to 0.5.13, the same kernel of FROZEN_KV_MTP's v1 worker.
+    "verify.kernel.v1": _until("0.5.14", "speculative.eagle_info.verify_tree_greedy_func"),
     "verify.sample": _since("0.5.14", f"{_EAGLE_UTILS}.eagle_sample"),
     # Not hooked: where an accept index picks tokens.
     "verify.accept": (
@@ -312,6 +314,8 @@ _PLACES: dict[str, str | Places] = {
         f"{_SCHEDULER}.recv_requests",
         "managers.scheduler_components.request_receiver.SchedulerRequestReceiver.recv_requests",
     ),
+    # Gets what that returned, in every kind of event loop.
+    "scheduler.process_inputs": f"{_SCHEDULER}.process_input_requests",
     "scheduler.stream_output": _moved(
         "0.5.13",
         f"{_SCHEDULER}.stream_output",

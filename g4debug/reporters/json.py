@@ -15,7 +15,10 @@ def render(record: TrapRecord, stream: IO[str]) -> None:
     """Write one JSON object: the fields of :class:`TrapRecord`, plus ``kind``."""
     from g4debug.dumps.plain import to_plain  # imports torch, which the other reporters do without
 
-    write(to_plain(record), stream)
+    plain = to_plain(record)
+    if plain["tape"] is not None:
+        del plain["tape"]["events"]  # megabytes, which only g4debug reads
+    write(plain, stream)
 
 
 def write(value: Any, stream: IO[str]) -> None:

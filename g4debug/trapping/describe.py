@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import logging
 import os
 import platform
 from collections.abc import Callable
@@ -12,10 +13,19 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from g4debug.dumps import launch
-from g4debug.findings.record import Evidence, Finding, OtherHook, PageEvent, Plain, TrapRecord
+from g4debug.findings.record import (
+    Evidence,
+    Finding,
+    OtherHook,
+    PageEvent,
+    Plain,
+    Tape,
+    TrapRecord,
+)
 from g4debug.findings.steps import Recorder
 from g4debug.trapping import sanitise
 
+logger = logging.getLogger("g4debug")
 PACKAGES = (
     "g4debug",
     "sglang",
@@ -101,6 +111,7 @@ class Describer:
         self.plugins: dict[str, str] = {}  # SGLang's plugins: name -> "allowed: where"
         # Looks at our hooks, so that the status is true, and lists who else is at our sites.
         self.look: Callable[[], tuple[OtherHook, ...]] = tuple
+        self.tape: Callable[[], Tape | None] = lambda: None  # up to now; None if there is none
         self.launch = ""  # its name; of several nodes once the scheduler's arguments are known
         self._machine: dict[str, str] = {}
 
@@ -136,5 +147,13 @@ class Describer:
             launch=self.launch,
             plugins=dict(self.plugins),
             others=others,
+            tape=self._tape(),
             **vars(evidence),
         )
+
+    def _tape(self) -> Tape | None:
+        try:
+            return self.tape()
+        except Exception:  # the finding must not lose its dump
+            logger.exception("g4debug: the dump has no tape. Please report this.")
+            return None

@@ -17,6 +17,7 @@ from g4debug.findings.launch_memory import Stop
 from g4debug.findings.peer_ranks import PeerRanks
 from g4debug.findings.record import Evidence, Finding, Table, TrapRecord
 from g4debug.findings.status import Status
+from g4debug.findings.tape_record import shortened
 from g4debug.settings import Settings
 
 REMEMBERED = 20  # earlier findings that the flight recorder may refer to
@@ -130,6 +131,14 @@ class Trap:
         logger.error("\n".join(lines(finding, path, problem)))
         return path
 
+    def keep(self, finding: Finding) -> tuple[Path | None, str]:
+        """Write a dump that was asked for, beside the budget. Its path, or why there is none."""
+        before = self.written
+        try:
+            return self._dump(finding, Evidence(), before + 1)
+        finally:
+            self.written = before
+
     def stop(self, finding: Finding, path: Path | None) -> None:
         """Tell the other ranks that this process ends, and wait a moment for their dumps."""
         if not self.others.seated:
@@ -167,11 +176,14 @@ class Trap:
     def _encode(self, finding: Finding, evidence: Evidence, limit: int) -> tuple[TrapRecord, bytes]:
         """The written record, and the dump's bytes.
 
-        If the bytes exceed ``limit``, or the values what a dump may have, table and histories are
-        cut step by step.
+        If the bytes exceed ``limit``, or the values what a dump may have, the tape is shortened,
+        and then table and histories are cut step by step.
         """
         record = self.describe(finding, evidence)
-        for rows, columns, steps in ((0, 0, 0), (64, 1024, 64), (16, 256, 16), (4, 64, 4)):
+        room = limit
+        for rows, columns, steps in (
+            (0, 0, 0), (0, 0, 0), (64, 1024, 64), (16, 256, 16), (4, 64, 4)
+        ):  # fmt: skip
             if steps:
                 record = _cut(record, rows, columns, steps)
             try:
@@ -181,6 +193,9 @@ class Trap:
                 continue
             if len(data) <= limit:
                 return record, data
+            if record.tape is not None:
+                room = limit - (len(data) - record.tape.size)
+                record = dataclasses.replace(record, tape=shortened(record.tape, room))
             problem = (
                 f"the dump would have {len(data)} bytes, which is more than "
                 f"G4DEBUG_MAX_DUMP_MB={self.settings.max_dump_mb} allows"

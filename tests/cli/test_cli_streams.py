@@ -44,6 +44,8 @@ CALLS = {
     "fixes": ("fixes",),
     "fixes-json": ("fixes", "--json"),
     "doctor": ("doctor", "--no-canary"),
+    "replay": ("replay", "DIR/a.pt"),
+    "replay-json": ("replay", "DIR/a.pt", "--json"),
     "pools": ("pools", "DIR/config.json", "--memory", "40GiB"),
     "pools-json": ("pools", "DIR/config.json", "--memory", "40GiB", "--json"),
     "cpu-server-help": ("cpu-server", "--help"),

@@ -10,7 +10,14 @@ import threading
 
 import pytest
 
-from g4debug.findings.status_file import MAX_BYTES, StatusFile, StatusFileError, read
+from g4debug.findings.status_file import (
+    ASKED_BYTES,
+    MAX_BYTES,
+    StatusFile,
+    StatusFileError,
+    ask,
+    read,
+)
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memfd_create is Linux's")
 
@@ -32,6 +39,20 @@ def test_a_process_without_a_board_shows_nothing(board):
     board.close()
     board.write({"step": 3})  # nothing happens
     assert read(os.getpid()) is None
+
+
+def test_a_question_reaches_the_process_and_leaves_its_status_alone(board):
+    board.write({"step": 2})
+    assert board.asked() == b""
+    ask(os.getpid(), b"q" * ASKED_BYTES)
+    assert board.asked() == b"q" * ASKED_BYTES
+    board.write({"step": 3, "long": "x" * 5000})
+    assert board.asked() == b"q" * ASKED_BYTES
+    assert read(os.getpid())["step"] == 3
+    board.close()
+    assert board.asked() == b""
+    with pytest.raises(StatusFileError, match="shows no status"):
+        ask(os.getpid(), b"")
 
 
 def test_too_much_is_refused(board):

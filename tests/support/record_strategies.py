@@ -17,6 +17,7 @@ from g4debug.findings.record import (
     Pool,
     Step,
     Table,
+    Tape,
     TrapRecord,
 )
 from g4debug.findings.status import Checked, Limit, TracerStatus
@@ -111,6 +112,27 @@ def tables(draw: st.DrawFn) -> Table:
     )
 
 
+@st.composite
+def tapes(draw: st.DrawFn) -> Tape:
+    """Of the right types and shapes; what is on it is anything."""
+    numbers = draw(st.lists(INT64, max_size=6))
+    size = draw(st.integers(max(0, 8 * len(numbers) - 7), 8 * len(numbers)))
+    return Tape(
+        format=draw(st.integers()),
+        page=draw(st.integers()),
+        firsts=draw(st.booleans()),
+        begins=draw(TEXT),
+        first=draw(st.integers()),
+        steps=draw(st.integers()),
+        requests=draw(st.integers()),
+        size=size,
+        events=torch.tensor(numbers, dtype=torch.int64),
+        chunks=draw(st.lists(st.integers(0, size - 1), max_size=3).map(tuple)) if size else (),
+        scheduler=draw(st.dictionaries(TEXT, plain, max_size=3)),
+        limits=draw(st.lists(TEXT, max_size=2).map(tuple)),
+    )
+
+
 records = st.builds(
     TrapRecord,
     finding=findings,
@@ -127,6 +149,7 @@ records = st.builds(
     steps=st.lists(steps, max_size=3).map(tuple),
     asserts=st.lists(asserts, max_size=2).map(tuple),
     lookups=st.lists(lookups, max_size=2).map(tuple),
+    tape=st.none() | tapes(),
 )
 
 

@@ -1169,6 +1169,11 @@ def hung(arm: Any, *reported: str) -> Any:
 
 
 @later
+def asked(arm: Any, *reported: str) -> Any:
+    return flight_report.of_asking(context(*reported))
+
+
+@later
 def other_rank(arm: Any, dump: str) -> Any:
     """Another rank stopped, and left a dump or none."""
     stop = Stop("page-table", "stale", "g4debug: page-table: page 9", dump)
@@ -1197,6 +1202,8 @@ ENDS = (
     at_end("exception", NOBODY, died("boom")),
     at_end("hang", BEFORE, hung(EARLIER)),
     at_end("hang", NOBODY, hung()),
+    at_end("asked", BEFORE, asked(EARLIER)),
+    at_end("asked", "nothing is wrong, as far as the tracers tell", asked()),
     at_end("other-rank", "its dump: /dumps/a.pt", other_rank("/dumps/a.pt")),
     at_end("other-rank", "it has left no dump", other_rank("")),
     at_end("device-assert", "only the draft's table (a.py) has indices that do not",

@@ -185,6 +185,23 @@ def of_other_rank(first: Seat, error: BaseException | None, context: Context) ->
     )
 
 
+def of_asking(context: Context) -> Finding:
+    """What is dumped when somebody asks for the tape of a scheduler that runs."""
+    record = KINDS["asked"]
+    return Finding(
+        check=CHECK,
+        kind=record.name,
+        site="scheduler.run_event_loop",
+        headline=f"g4debug: {CHECK} in {_phase('', context)}: the tape was asked for",
+        location=_location(context),
+        expected="nothing: this is no finding",
+        got="somebody asked, by doctor's --tape",
+        cause=_earlier(context) or "nothing is wrong, as far as the tracers tell",
+        reference=record.reference,
+        next_command=record.command,
+    )
+
+
 def main_thread() -> list[str]:
     """The main thread's frames, outermost first, without our own signal handler."""
     ident = threading.main_thread().ident

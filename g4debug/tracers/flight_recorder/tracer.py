@@ -36,6 +36,7 @@ from g4debug.tracers.flight_recorder.coverage import Death, innocence
 from g4debug.tracers.flight_recorder.progress import Hang, Progress
 from g4debug.tracers.flight_recorder.sigterm import SigtermWatch
 from g4debug.tracers.flight_recorder.stderr_capture import Printed
+from g4debug.tracers.flight_recorder.taping import Taping
 from g4debug.trapping.describe import Describer
 from g4debug.trapping.trap import TrapError
 
@@ -74,8 +75,20 @@ class FlightRecorder:
         context.after(LOOP, self.after_event_loop)
         context.before("scheduler.init", self.watch_others)
         # Order.LAST, to see if a tracer has made a TrapError of the exception.
+        if context.settings.tape:
+            taping = Taping(context)
+            taping.install()
+            describer = context.trap.describe
+            if isinstance(describer, Describer):
+                describer.tape = taping.tape
+            context.recorder.status.snapshot = self.snapshot
         context.on_exception("scheduler.init", self.on_init_exception, Order.LAST)
         context.on_exception(LOOP, self.on_loop_exception, Order.LAST)
+
+    def snapshot(self) -> tuple[str, str]:
+        """Write a dump of a scheduler that runs: its path, and why there is none."""
+        path, problem = self.context.trap.keep(finding.of_asking(self.context))
+        return "" if path is None else str(path.absolute()), problem
 
     def after_scheduler_init(self, result: Any, *args: Any, **kwargs: Any) -> Any:
         describer = self.context.trap.describe

@@ -1,0 +1,60 @@
+"""Makes a running scheduler write its tape, for ``g4debug doctor --pid PID --tape FILE``."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import time
+from pathlib import Path
+
+from g4debug.cli import CliError, program
+from g4debug.cli._running import LATE, look
+from g4debug.dumps import reading
+from g4debug.dumps.heads import quoted
+from g4debug.findings.status_file import ASKED_BYTES, StatusFileError, ask, read
+
+
+def fetch(pid: int, target: Path) -> str:
+    """Move the dump of the scheduler below the process ``pid`` to ``target``. Says what it has."""
+    schedulers = look(pid).schedulers
+    if not schedulers:
+        raise CliError(f"no scheduler at or below process {pid} shows a status")
+    first = schedulers[0]
+    others = [p for p in schedulers if p.rank != first.rank and "dp 0" not in p.rank]
+    if others:
+        pids = ", ".join(f"{p.pid} ({p.rank})" for p in schedulers)
+        raise CliError(f"these schedulers decide for themselves: {pids}; say which by --pid")
+    path = _dump_of(first.pid)
+    try:
+        tape = reading.read(path).tape
+        shutil.copyfile(path, target)
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+    if tape is None:
+        raise CliError(f"scheduler {first.pid} has no tape (G4DEBUG_TAPE=0, or another limit)")
+    return (
+        f"{target}: {tape.steps} steps and {tape.requests} requests of scheduler {first.pid}\n"
+        f"next: {program()} show {quoted(target)}"
+    )
+
+
+def _dump_of(pid: int) -> Path:
+    """Ask for a dump, and wait until it is there."""
+    question = secrets.token_bytes(ASKED_BYTES)
+    try:
+        ask(pid, question)
+        end = time.monotonic() + LATE
+        while time.monotonic() < end:
+            told = read(pid) or {}
+            if told.get("asked") == question.hex():
+                if told.get("no_dump") or not told.get("dump"):
+                    raise CliError(f"scheduler {pid} wrote no dump: {told.get('no_dump')}")
+                # As that process sees it: it may be in a container.
+                return Path(f"/proc/{pid}/root{told['dump']}")
+            time.sleep(0.05)
+    except StatusFileError as e:
+        raise CliError(f"scheduler {pid}: {e}") from e
+    raise CliError(f"scheduler {pid} did not answer within {LATE:.0f} s: its event loop is stuck")

@@ -1,0 +1,104 @@
+"""Let a dump's scheduler decide again, on this machine, without a GPU.
+
+It starts SGLang's own scheduler of the dump's release on the CPU engine, gives it
+what is on the dump's tape, and compares each step and the finding. The exit code
+is 0 if it did the same and found the same, 1 if it did the same and found
+something else or nothing, and 2 if that cannot be told.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+from g4debug import discovery
+from g4debug.cli import CliError, add_console_arguments, at_least, present
+
+NAME = "replay"
+HELP = "let a dump's scheduler decide again, on this machine"
+NEEDS_SGLANG = True
+SECONDS = 1800
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("dump", type=Path, help="a dump with a tape")
+    parser.add_argument(
+        "--trace", metavar="NAMES", help="arm these tracers (default: those that were armed)"
+    )
+    parser.add_argument(
+        "--seconds",
+        type=at_least(1),
+        default=SECONDS,
+        metavar="N",
+        help=f"give up after so many seconds (default: {SECONDS})",
+    )
+    parser.add_argument(
+        "--shrink",
+        type=Path,
+        metavar="FILE",
+        help="look for the fewest requests with which the finding comes, for as many seconds "
+        "again, and write the dump of that finding into this file",
+    )
+    parser.add_argument(
+        "--pages-only",
+        action="store_true",
+        help="leave out what the model computes: some three times as fast",
+    )
+    parser.add_argument(
+        "--fix",
+        action="append",
+        default=[],
+        metavar="ID=0|1",
+        help="replay it once more with this fix off or on, and tell whether the finding comes",
+    )
+    parser.add_argument(
+        "--sglang",
+        action="append",
+        default=[],
+        metavar="RELEASE",
+        help="replay it once more on this release of SGLang, and tell the same",
+    )
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep log and dumps there")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    add_console_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from g4debug.dumps import reading
+    from g4debug.replay.run import replayed
+    from g4debug.reporters import replay as reporter
+
+    fixes = dict(map(_fix, args.fix))
+    record = reading.read(args.dump)
+    trace = tuple(filter(None, (args.trace or "").split(",")))
+    with tempfile.TemporaryDirectory(prefix="g4debug-replay-") as temporary:
+        folder = Path(temporary) if args.keep is None else args.keep
+        folder.mkdir(parents=True, exist_ok=True)
+        result = replayed(
+            args.dump, record, trace, args.seconds, folder, _progress, args.shrink,
+            args.pages_only, fixes, args.sglang,
+        )  # fmt: skip
+    if sys.stderr.isatty():
+        print("\r\033[K", end="", file=sys.stderr, flush=True)
+    present(reporter, result, args)
+    return result.code
+
+
+def _fix(text: str) -> tuple[str, bool]:
+    """``locked-prefix=1`` as (its id, whether it is on)."""
+    name, _, value = text.partition("=")
+    if value not in ("0", "1") or name not in discovery.names("fix"):
+        known = ", ".join(discovery.names("fix"))
+        raise CliError(f"--fix {text}: expected ID=0 or ID=1, with one of {known}")
+    return name, value == "1"
+
+
+def _progress(done: int, steps: int) -> None:
+    if not sys.stderr.isatty():
+        return
+    text = "starting SGLang …" if not done else f"step {done} of {steps}"
+    if done < 0:
+        text = f"{-done} tries; {steps} requests are enough"
+    print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)

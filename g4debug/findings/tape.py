@@ -1,0 +1,505 @@
+"""The tape: what a scheduler was given and what it was told, so that all of it can be given again.
+
+Which KV page goes where is decided on the host: by the order of the requests, their lengths, the
+prefixes that they share, and how many tokens each verify accepts. The tape holds that and nothing
+else, as bytes, one *event* after the other. There is no text, no token and no id on it. What a
+prompt is made of is told by keyed hashes (:class:`Chain`), from which one sees who shares how many
+pages with whom. The key is drawn in each process and is never written.
+
+An event is a code and numbers, each in as few bytes as it needs (LEB128):
+
+| code | what follows |
+|---|---|
+| ``START`` | why it may begin here; how many rounds, steps, requests were before |
+| ``REQUEST`` | the round, lengths, options, and the hashes of the prompt's pages |
+| ``ABORT``, ``FLUSH`` | the round; of an abort, whose |
+| ``END`` | whose, how many tokens it got, how it ended, and the hashes of their pages |
+| ``ROWS`` | the requests of the verifies that follow, row by row |
+| ``ACCEPT`` | of one verify, the tokens that each row got |
+| ``STEP`` | a running checksum of what the host knew as each step began |
+| ``PAGES`` | every so many steps, a digest of where the pages are |
+
+A *round* is one of the event loop; of rounds in a row in which nothing is done, only two count. A
+tape is cut into *chunks*, each beginning with a ``START``. If there is no room, the oldest is
+dropped. This module imports neither torch nor sglang.
+"""
+
+from __future__ import annotations
+
+import array
+import hashlib
+import struct
+import sys
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+FORMAT = 1
+HASH, FIRST = 8, 4  # bytes: of a page and all before it, and of its first token and all before it
+LARGEST = 1 << 40  # no number on a tape is larger
+MAX_TOKENS = 1 << 24  # of a request
+MAX_PAGE = 1 << 12
+MAX_ROWS = 1 << 16
+MAX_START = 2 + 4 * 7 + 12  # bytes of a START
+UNKNOWN = 0  # the request of a row that is not on the tape; the others count from 1
+
+
+class TapeError(ValueError):
+    """A tape cannot be read. The text says what is wrong with it, and where."""
+
+
+class Code(IntEnum):
+    START = 1
+    REQUEST = 2
+    ABORT = 3
+    FLUSH = 4
+    END = 5
+    ROWS = 6
+    ACCEPT = 7
+    STEP = 8
+    PAGES = 9
+
+
+class Why(IntEnum):
+    """Why a tape may begin at a place. After the first two, the pages are as in a new server."""
+
+    START = 1  # the server had just started
+    FLUSH = 2  # its cache was flushed, and it had nothing to do
+    IDLE = 3  # it had nothing to do; its prefix cache had pages
+    BUSY = 4  # there was no better place
+
+
+class How(IntEnum):
+    """How a request ended."""
+
+    RUNNING = 0  # it had not
+    LENGTH = 1
+    STOP = 2
+    ABORT = 3
+
+
+IGNORES_EOS, LOGPROBS, HEALTH = 1, 2, 4  # the options of a request
+
+
+def number(n: int) -> bytes:
+    """A number that is not negative, in LEB128."""
+    out = bytearray()
+    while n > 127:
+        out.append(n & 127 | 128)
+        n >>= 7
+    out.append(n)
+    return bytes(out)
+
+
+class Chain:
+    """Hashes a growing sequence of tokens page by page. Each hash is of all that is before, too.
+
+    firsts: whether the first token of each page is told apart from the rest. With EAGLE's keys,
+    which are pairs of tokens, the last key of a page has the first token of the next one.
+    """
+
+    __slots__ = ("_firsts", "_key", "_page", "_state", "done")
+
+    def __init__(self, key: bytes, page: int, firsts: bool, salt: str = "") -> None:
+        self._key, self._page, self._firsts = key, page, firsts
+        # What keeps requests of other tenants apart in SGLang's prefix cache does so here.
+        self._state = self._hash(salt.encode("utf-8", "surrogatepass"), HASH) if salt else b""
+        self.done = 0  # tokens of the pages that were hashed
+
+    def _hash(self, data: bytes, size: int) -> bytes:
+        return hashlib.blake2b(data, key=self._key, digest_size=size).digest()
+
+    def feed(self, tokens: Sequence[int]) -> bytes:
+        """Hash the pages that ``tokens`` fills; it begins where the last full page ended."""
+        raw = memoryview(_packed(tokens)).cast("B")
+        out, state, size = [], self._state, 4 * self._page
+        for at in range(0, len(raw) - size + 1, size):
+            if self._firsts:
+                out.append(self._hash(state + raw[at : at + 4], FIRST))
+            state = self._hash(state + raw[at : at + size], HASH)
+            out.append(state)
+        self._state = state
+        self.done += len(tokens) // self._page * self._page
+        return b"".join(out)
+
+    def end(self, rest: Sequence[int]) -> bytes:
+        """The hash for a last page that is not full; the chain can go on as if it had not been."""
+        if not len(rest) or not self._firsts:
+            return b""
+        return self._hash(self._state + struct.pack("<i", rest[0]), FIRST)
+
+    def copy(self) -> Chain:
+        other = Chain(self._key, self._page, self._firsts)
+        other._state, other.done = self._state, self.done
+        return other
+
+
+def _packed(tokens: Sequence[int]) -> bytes:
+    """Four bytes for each token, in the same order on every machine."""
+    packed = array.array("i", tokens)
+    if sys.byteorder != "little":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def hash_bytes(page: int, tokens: int, before: int, firsts: bool) -> int:
+    """How long the hashes of a request's pages are, from the page in which ``before`` ends on."""
+    full = tokens // page - before // page
+    return full * (HASH + FIRST * firsts) + FIRST * (firsts and tokens % page > 0)
+
+
+class Ring:
+    """The chunks of a tape, at most ``limit`` bytes together. Add to ``now``; it is the last one.
+
+    settled: steps after which what is before a flush is of no use any more.
+    """
+
+    def __init__(self, limit: int, settled: int = 64) -> None:
+        self.limit, self.settled = limit, settled
+        self._chunks: deque[tuple[bytearray, Why, int]] = deque()
+        self.now = bytearray()
+
+    def start(self, why: Why, step: int, rest: bytes) -> None:
+        """Begin a chunk. rest: what follows the step in its ``START``."""
+        self.now = bytearray(bytes((Code.START, why)) + rest)
+        self._chunks.append((self.now, why, step))
+
+    def trim(self, step: int) -> None:
+        """Drop what is not needed, and what there is no room for. step: the last one."""
+        chunks = self._chunks
+        for index in range(len(chunks) - 1, 0, -1):
+            _, why, begun = chunks[index]
+            if why <= Why.FLUSH and step - begun >= self.settled:
+                for _ in range(index):
+                    chunks.popleft()
+                break
+        size = sum(len(chunk) for chunk, _, _ in chunks)
+        while size > self.limit and len(chunks) > 1:
+            size -= len(chunks.popleft()[0])
+
+    @property
+    def part(self) -> int:
+        """So many bytes are enough for a chunk."""
+        return self.limit // 8
+
+    def chunks(self) -> list[bytes]:
+        """All of it, chunk by chunk. Another thread may ask."""
+        return [bytes(chunk) for chunk, _, _ in tuple(self._chunks)]
+
+
+@dataclass(frozen=True)
+class Start:
+    """A place where a tape may begin. requests, steps, round: those before it.
+
+    forwards: SGLang's own count of them. ratio: the share of their longest output that it expects
+    requests to take. checksum: of the steps before.
+    """
+
+    why: Why
+    round: int
+    steps: int
+    requests: int
+    forwards: int
+    ratio: float
+    checksum: int
+
+
+@dataclass
+class Request:
+    """A request: ``id`` counts from 1. pages: the hashes of its pages, as (first token, page).
+
+    A hash of b'' is not known. logprobs_from: see SGLang's ``logprob_start_len``. accepted: the
+    tokens of each of its verifies.
+    """
+
+    id: int
+    round: int
+    prompt: int
+    longest: int  # max_new_tokens, -1 for none
+    options: int
+    logprobs_from: int
+    priority: int
+    pages: list[tuple[bytes, bytes]]
+    output: int = 0
+    how: How = How.RUNNING
+    accepted: bytearray = field(default_factory=bytearray)
+
+
+@dataclass(frozen=True)
+class Abort:
+    """whose: a request's id, ``UNKNOWN``, or -1 for all."""
+
+    round: int
+    whose: int
+
+
+@dataclass(frozen=True)
+class Flush:
+    round: int
+
+
+@dataclass(frozen=True)
+class _End:
+    id: int
+    output: int
+    how: How
+    pages: bytes
+
+
+@dataclass(frozen=True)
+class _Rows:
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Accept:
+    counts: bytes
+
+
+@dataclass(frozen=True)
+class _Step:
+    checksum: int
+
+
+@dataclass(frozen=True)
+class _Pages:
+    step: int
+    digest: int
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A tape that was read. given: what the scheduler got, in its order.
+
+    begins: where it begins. checksums: of each step. pages: the digests, by the number of the step,
+    which counts from 1.
+    """
+
+    begins: Start
+    requests: dict[int, Request]
+    given: list[Request | Abort | Flush]
+    checksums: list[int]
+    pages: dict[int, int]
+
+    @property
+    def steps(self) -> int:
+        return len(self.checksums)
+
+    @property
+    def fresh(self) -> bool:
+        """True if the pages were as in a new server when it began."""
+        return self.begins.why <= Why.FLUSH
+
+
+def read(data: bytes, page: int, firsts: bool) -> Recording:
+    """Read a tape from anywhere. Raises TapeError for whatever g4debug does not write."""
+    if not 1 <= page <= MAX_PAGE:
+        raise TapeError(f"its pages have {page} tokens, expected 1 to {MAX_PAGE}")
+    begins: Start | None = None
+    requests: dict[int, Request] = {}
+    given: list[Request | Abort | Flush] = []
+    checksums: list[int] = []
+    pages: dict[int, int] = {}
+    rows: tuple[int, ...] = ()
+    for at, event in _Reader(data, page, firsts).events():
+        if begins is None:
+            if type(event) is not Start:
+                raise TapeError("it does not begin with a start")
+            begins = event
+        if type(event) is _Step:
+            checksums.append(event.checksum)
+        elif type(event) is _Accept:
+            if len(event.counts) != len(rows):
+                raise TapeError(
+                    f"{len(event.counts)} rows are verified at byte {at}, not {len(rows)}"
+                )
+            for whose, count in zip(rows, event.counts, strict=True):
+                if whose in requests:
+                    requests[whose].accepted.append(count)
+        elif type(event) is _Rows:
+            rows = event.ids
+        elif type(event) is Request:
+            requests[event.id] = event
+            given.append(event)
+        elif type(event) is _End:
+            _end(requests.get(event.id), event, page, firsts)
+        elif type(event) is _Pages:
+            pages[event.step - begins.steps] = event.digest
+        elif type(event) is Start:
+            if event.steps != begins.steps + len(checksums):
+                raise TapeError(f"the steps do not count up to the start at byte {at}")
+        elif isinstance(event, (Abort, Flush)):
+            given.append(event)
+    if begins is None:
+        raise TapeError("it is empty")
+    pages = {step: digest for step, digest in pages.items() if 1 <= step <= len(checksums)}
+    return Recording(begins, requests, given, checksums, pages)
+
+
+def _end(request: Request | None, end: _End, page: int, firsts: bool) -> None:
+    """Add to a request how it ended. One that began before the tape is not on it."""
+    if request is None:
+        return
+    if request.how is not How.RUNNING or request.output:
+        raise TapeError(f"request {request.id} ends twice")
+    request.output, request.how = end.output, end.how
+    request.pages = request.pages[: request.prompt // page] + _split(
+        end.pages, page, request.prompt + end.output, request.prompt, firsts
+    )
+
+
+def _split(
+    data: bytes, page: int, tokens: int, before: int, firsts: bool
+) -> list[tuple[bytes, bytes]]:
+    """The hashes of the pages from the one in which ``before`` ends on, as (first token, page)."""
+    out, at = [], 0
+    for _ in range(tokens // page - before // page):
+        first = data[at : at + FIRST] if firsts else b""
+        at += len(first)
+        out.append((first, data[at : at + HASH]))
+        at += HASH
+    if tokens % page:
+        out.append((data[at : at + FIRST] if firsts else b"", b""))
+    return out
+
+
+def start_at(data: bytes, at: int) -> Start:
+    """The start of the chunk that begins at this byte. Raises TapeError if none does."""
+    event = next(_Reader(data[at : at + MAX_START], 1, False).events(), (0, None))[1]
+    if type(event) is not Start:
+        raise TapeError(f"no chunk begins at byte {at}")
+    return event
+
+
+class _Reader:
+    """Reads event after event. Everything is checked, because a tape may come from a stranger."""
+
+    def __init__(self, data: bytes, page: int, firsts: bool) -> None:
+        self.data, self.page, self.firsts = data, page, firsts
+        self.at = 0
+        self.round = self.requests = 0
+        self.prompts: dict[int, int] = {}  # of the requests that have not ended
+
+    def events(self) -> Iterator[tuple[int, object]]:
+        """(position, event) of each one. Raises TapeError."""
+        try:
+            while self.at < len(self.data):
+                at = self.at
+                yield at, self._event()
+        except IndexError:
+            raise TapeError("it ends within an event") from None
+
+    def _event(self) -> object:
+        at, code = self.at, self.data[self.at]
+        self.at += 1
+        if code == Code.STEP:
+            return _Step(int.from_bytes(self._take(2), "little"))
+        if code == Code.ACCEPT:
+            return _Accept(self._take(self._up_to(MAX_ROWS)))
+        if code == Code.PAGES:
+            return _Pages(self._number(), int.from_bytes(self._take(8), "little"))
+        if code == Code.ROWS:
+            return _Rows(tuple(self._number() for _ in range(self._up_to(MAX_ROWS))))
+        if code == Code.REQUEST:
+            return self._request()
+        if code == Code.END:
+            return self._ended()
+        if code == Code.ABORT:
+            return Abort(self._next_round(), self._number() - 1)
+        if code == Code.FLUSH:
+            return Flush(self._next_round())
+        if code == Code.START:
+            return self._start()
+        raise TapeError(f"byte {at} begins no event that this g4debug knows ({code})")
+
+    def _start(self) -> Start:
+        why = self._take(1)[0]
+        if why not in set(Why):
+            raise TapeError(f"it begins for an unknown reason ({why})")
+        self.round, steps = self._number(), self._number()
+        self.requests, forwards = self._number(), self._number()
+        ratio, checksum = struct.unpack("<dI", self._take(12))
+        return Start(Why(why), self.round, steps, self.requests, forwards, ratio, checksum)
+
+    def _request(self) -> Request:
+        at, self.requests = self._next_round(), self.requests + 1
+        prompt, longest = self._up_to(MAX_TOKENS), self._number() - 1
+        options, start, priority = self._number(), self._number() - 1, self._number()
+        pages = self._take(hash_bytes(self.page, prompt, 0, self.firsts))
+        self.prompts[self.requests] = prompt
+        return Request(
+            id=self.requests,
+            round=at,
+            prompt=prompt,
+            longest=longest,
+            options=options,
+            logprobs_from=start,
+            priority=priority >> 1 if not priority & 1 else -(priority >> 1) - 1,
+            pages=_split(pages, self.page, prompt, 0, self.firsts),
+        )
+
+    def _ended(self) -> _End:
+        whose, output, how = self._number(), self._up_to(MAX_TOKENS), self._number()
+        if how not in set(How):
+            raise TapeError(f"request {whose} ends in an unknown way ({how})")
+        prompt = self._number()
+        if self.prompts.pop(whose, prompt) != prompt:
+            raise TapeError(f"request {whose} ends with another prompt than it began with")
+        if prompt > MAX_TOKENS:
+            raise TapeError(f"request {whose} has {prompt} tokens, more than any")
+        size = hash_bytes(self.page, prompt + output, prompt, self.firsts)
+        return _End(whose, output, How(how), self._take(size))
+
+    def _next_round(self) -> int:
+        self.round += self._number()
+        if self.round > LARGEST:
+            raise TapeError("it has more rounds than any tape")
+        return self.round
+
+    def _number(self) -> int:
+        value, data = 0, self.data
+        for shift in range(0, 49, 7):
+            byte = data[self.at]
+            self.at += 1
+            value |= (byte & 127) << shift
+            if byte < 128:
+                if value > LARGEST:
+                    break
+                return value
+        raise TapeError(f"the number at byte {self.at} is larger than any on a tape")
+
+    def _up_to(self, most: int) -> int:
+        value = self._number()
+        if value > most:
+            raise TapeError(f"the number at byte {self.at} is {value}, at most {most} is possible")
+        return value
+
+    def _take(self, size: int) -> bytes:
+        part = self.data[self.at : self.at + size]
+        if len(part) != size:
+            raise TapeError("it ends within an event")
+        self.at += size
+        return part
+
+
+def request(
+    rounds: int, prompt: int, longest: int | None, options: int, start: int, priority: int
+) -> bytes:
+    """What begins a ``REQUEST``; the hashes of its pages follow. rounds: since the last event."""
+    signed = 2 * priority if priority >= 0 else -2 * priority - 1
+    numbers = (rounds, prompt, 0 if longest is None else longest + 1, options, start + 1, signed)
+    return bytes((Code.REQUEST,)) + b"".join(map(number, numbers))
+
+
+def end(whose: int, output: int, how: How, prompt: int) -> bytes:
+    """What begins an ``END``; the hashes of the pages behind the prompt's full ones follow."""
+    return bytes((Code.END,)) + b"".join(map(number, (whose, output, how, prompt)))
+
+
+def start(
+    round: int, steps: int, requests: int, forwards: int, ratio: float, checksum: int
+) -> bytes:
+    """What follows the reason in a ``START``."""
+    numbers = b"".join(map(number, (round, steps, requests, forwards)))
+    return numbers + struct.pack("<dI", ratio, checksum)

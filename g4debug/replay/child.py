@@ -1,0 +1,236 @@
+"""The process of a replay: a scheduler of SGLang that is started once and forked for each job.
+
+``python -m g4debug.replay.child ORDER ANSWERS``: ORDER is a file of JSON, see :class:`Order`. Each
+line of stdin is a job; each line to the file descriptor ANSWERS is news of it. Both are JSON.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import inspect
+import json
+import mmap
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+from g4debug import cpu
+
+EVERY = 0.2  # seconds between two news of a job
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Order:
+    """dump: whose tape is replayed. arguments, mtp, vocab, window, context: see ``Setting``."""
+
+    dump: str
+    arguments: dict[str, Any]
+    mtp: bool
+    vocab: int
+    window: int
+    context: int
+    folder: str  # for the toy models
+    pages_only: bool
+
+
+def main(argv: list[str]) -> None:
+    order = Order(**json.loads(Path(argv[0]).read_text()))
+    answers = os.fdopen(int(argv[1]), "w", buffering=1)
+    # SGLang's scheduler sends SIGQUIT to its parent when it dies. That must not be the command.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    pid = os.fork()
+    if pid:
+        signal.signal(signal.SIGQUIT, signal.SIG_IGN)
+        os._exit(min(1, os.waitpid(pid, 0)[1]))
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    Replayer(order, answers).run()
+
+
+class Replayer:
+    def __init__(self, order: Order, answers: Any) -> None:
+        from g4debug.dumps import reading
+        from g4debug.hooking import hooks
+        from g4debug.replay.feeder import Feeder
+        from g4debug.replay.setting import recording_of
+        from g4debug.replay.tokens import FIRST_WORD, Tokens
+
+        self.order, self.answers = order, answers
+        record = reading.read(Path(order.dump))
+        on, self.recording = recording_of(record)
+        tokens = Tokens(self.recording, on.page, order.vocab - FIRST_WORD)
+        self.feeder = Feeder(self.recording, tokens)
+        self.job: dict[str, Any] | None = None  # of this fork
+        self.steps = mmap.mmap(-1, 8)  # a fork tells its parent how far it is
+        self.scheduler: Any = None
+        hooks.also.append(self._install)
+
+    def _install(self, hooks: Any) -> None:
+        from g4debug.hooking.hooks import Order as At
+        from g4debug.replay.feeder import OWNER
+
+        self.feeder.install(hooks)
+        hooks.before("scheduler.run_batch", At.FAULT, OWNER, self._step)
+        hooks.around("scheduler.run_event_loop", At.FAULT, OWNER, self._loop)
+
+    def _step(self, *args: Any, **kwargs: Any) -> None:
+        self.steps[:] = self.feeder.steps.to_bytes(8, "little")
+
+    def run(self) -> NoReturn:
+        cpu.prepare()
+        error: BaseException | None = None
+        try:
+            self._serve()
+        except BaseException as e:
+            error = e
+            traceback.print_exc()
+        if self.job is None:  # the scheduler did not come up
+            self._tell(failed=f"{type(error).__name__}: {error}" if error else "it did not come up")
+            os._exit(1)
+        self._end(error)
+
+    def _serve(self) -> None:
+        from g4debug.cpu import page_kernels, pages_only
+        from g4debug.cpu.geometry import TINY
+        from g4debug.cpu.models import write
+        from g4debug.cpu.server import server_arguments
+
+        order = self.order
+        importlib.import_module("sglang.srt.plugins").load_plugins()
+        context = max(order.context + 64, TINY.max_position)
+        toy = replace(TINY, vocab=order.vocab, window=order.window, max_position=context)
+        name = f"toy-{order.vocab}-{order.window}-{context}"
+        models = write(toy, Path(order.folder) / name)
+        module = importlib.import_module("sglang.srt.server_args")
+        made = server_arguments(models, order.mtp, **{"log_level": "warning", **order.arguments})
+        args = module.ServerArgs(**made)
+        if hasattr(args, "resolve_once"):
+            args.resolve_once()
+        scheduler = importlib.import_module("sglang.srt.managers.scheduler")
+        page_kernels.install()
+        if order.pages_only:
+            pages_only.install()
+        given = {
+            "server_args": args,
+            "port_args": module.PortArgs.init_new(args),
+            "gpu_id": 0,
+            "dp_rank": None,
+            "pipe_writer": _Nobody(),
+        }
+        process = scheduler.run_scheduler_process
+        self._keep_errors(scheduler.logger)
+        process(
+            **{
+                name: given.get(name, 0)
+                for name, p in inspect.signature(process).parameters.items()
+                if name in given or p.default is p.empty
+            }
+        )
+
+    def _keep_errors(self, logger: Any) -> None:
+        """SGLang logs what a scheduler dies of, and goes on to its end."""
+        self.error: BaseException | None = None
+        real = logger.error
+
+        def error(*args: Any, **kwargs: Any) -> None:
+            self.error = sys.exception() or self.error
+            real(*args, **kwargs)
+
+        logger.error = error
+
+    def _loop(self, call_next: Callable[..., Any], scheduler: Any, *args: Any, **kw: Any) -> Any:
+        """In place of SGLang's event loop: a fork for each job, and in the forks that loop."""
+        from g4debug.replay.feeder import mute
+
+        mute(scheduler)
+        self.scheduler = scheduler
+        self._tell(ready=True)
+        for line in sys.stdin:
+            job = json.loads(line)
+            self.steps[:] = bytes(8)
+            pid = os.fork()
+            if not pid:
+                self._begin(job)
+                return call_next(scheduler, *args, **kw)
+            self._wait(pid, job)
+        os._exit(0)
+
+    def _wait(self, pid: int, job: dict[str, Any]) -> None:
+        end = time.monotonic() + job["seconds"]
+        while time.monotonic() < end:
+            found, status = os.waitpid(pid, os.WNOHANG)
+            if found:
+                break
+            self._tell(steps=int.from_bytes(self.steps[:], "little"))
+            time.sleep(EVERY)
+        else:
+            os.kill(pid, signal.SIGKILL)
+            _, status = os.waitpid(pid, 0)
+        self._tell(done=job["result"], status=status, pid=pid)
+
+    # --- a fork ----------------------------------------------------------------------------------
+
+    def _begin(self, job: dict[str, Any]) -> None:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        from g4debug.tracers.flight_recorder import taping
+
+        self.job = job
+        log = os.open(f"{job['result']}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        if job.get("keep") is not None:
+            self.feeder.keep(frozenset(job["keep"]))
+        if taping.current is not None:
+            taping.current.go_on(self.recording.begins)
+        self.feeder.begin(self.scheduler)
+
+    def _end(self, error: BaseException | None) -> NoReturn:
+        """Write what came of the job, which is this scheduler's tape, and end."""
+        from g4debug import plugin
+        from g4debug.findings.tape_record import data
+        from g4debug.replay.feeder import Stuck, TapeEnd
+        from g4debug.tracers.flight_recorder import taping
+
+        assert self.job is not None
+        error = error or self.error
+        result = Path(self.job["result"])
+        made = None if taping.current is None else taping.current.tape()
+        found: dict[str, Any] = {
+            "ended": "stuck" if isinstance(error, Stuck) else "tape",
+            "steps": self.feeder.steps,
+            "forced": self.feeder.forced,
+            "lacking": self.feeder.lacking,
+        }
+        if error is None or isinstance(error, TapeEnd):
+            state = plugin.in_force
+            snapshot = None if state is None else state.recorder.status.snapshot
+            found["last"] = "" if snapshot is None else snapshot()[0]
+        else:
+            found |= {"ended": "raised", "error": f"{type(error).__name__}: {error}"[:2000]}
+        if made is not None:
+            result.with_suffix(".tape").write_bytes(data(made))
+            found |= {"scheduler": made.scheduler, "limits": made.limits}
+        result.write_text(json.dumps(found))
+        sys.stderr.flush()
+        os._exit(0)
+
+    def _tell(self, **news: Any) -> None:
+        self.answers.write(json.dumps(news) + "\n")
+
+
+class _Nobody:
+    """In place of the pipe to the process that starts a scheduler."""
+
+    def send(self, info: object) -> None:
+        """It is up."""
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

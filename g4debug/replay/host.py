@@ -1,0 +1,224 @@
+"""Starts the process of a replay, gives it jobs, and has what came of them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, TextIO
+
+import g4debug
+from g4debug import cpu
+from g4debug.dumps import reading
+from g4debug.dumps.errors import DumpError
+from g4debug.findings import tape
+from g4debug.findings.record import Plain, Tape, TrapRecord
+from g4debug.findings.tape import Recording
+from g4debug.replay.setting import CannotReplay, Setting
+
+ROOT = Path(g4debug.__file__).resolve().parents[1]
+UP = 300.0  # seconds until a scheduler must be there
+Progress = Callable[[int], None]  # told of the number of steps up to now
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a job.
+
+    ended: "tape" (all was given), "raised", "stuck", "late" or "died". error: what was raised.
+    recording: the tape of this scheduler. scheduler: what it decides by, as of ``Tape.scheduler``.
+    records: its findings' dumps, oldest first. last: its last dump, with or without a finding; its
+    history is what is compared. lacking: verifies of which the tape does not tell.
+    """
+
+    ended: str
+    error: str
+    recording: Recording | None
+    scheduler: dict[str, Plain]
+    records: tuple[TrapRecord, ...]
+    last: TrapRecord | None
+    lacking: int
+    seconds: float
+
+
+class Host:
+    """A scheduler that waits for jobs."""
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], answers: TextIO, on: Tape, folder: Path, dumps: Path
+    ) -> None:
+        self.process, self.answers, self.folder, self.dumps = process, answers, folder, dumps
+        self.page, self.firsts = on.page, on.firsts
+        self.jobs = 0
+
+    def run(self, seconds: float, progress: Progress, keep: list[int] | None) -> Outcome:
+        """keep: the requests that are given, by their ids; None for all."""
+        self.jobs += 1
+        begin = time.monotonic()
+        result = self.folder / f"job-{self.jobs}.json"
+        for old in (result, result.with_suffix(".tape")):
+            old.unlink(missing_ok=True)
+        job = {"result": str(result), "seconds": seconds, "keep": keep}
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(job).encode() + b"\n")
+        self.process.stdin.flush()
+        news = self._until("done", progress)
+        took = time.monotonic() - begin
+        records = self._dumps(int(news["pid"]))
+        if not result.exists():
+            late = os.WIFSIGNALED(news["status"]) and took >= seconds
+            log = Path(f"{result}.log")
+            said = log.read_text(errors="replace").strip().splitlines()[-1:] if log.exists() else []
+            error = f"exit status {news['status']}: {''.join(said)[:300]}"
+            return Outcome("late" if late else "died", error, None, {}, records, None, 0, took)
+        found = json.loads(result.read_text())
+        if found.get("last"):
+            records = tuple(r for r in records if r.finding.kind != "asked")
+            last: TrapRecord | None = reading.read(Path(found["last"]))
+        else:
+            last = records[-1] if records else None
+        taped = result.with_suffix(".tape")
+        recording = (
+            tape.read(taped.read_bytes(), self.page, self.firsts) if taped.exists() else None
+        )
+        return Outcome(
+            found["ended"],
+            found.get("error", ""),
+            recording,
+            found.get("scheduler", {}),
+            records,
+            last,
+            found["lacking"],
+            took,
+        )
+
+    def _until(self, what: str, progress: Progress) -> dict[str, Any]:
+        for line in self.answers:
+            news: dict[str, Any] = json.loads(line)
+            if what in news:
+                return news
+            if "failed" in news:
+                raise CannotReplay(f"the scheduler did not start: {news['failed']} ({self.log})")
+            progress(int(news.get("steps", 0)))
+        raise CannotReplay(f"the scheduler did not start, or ended; its log is {self.log}")
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "log"
+
+    def _dumps(self, pid: int) -> tuple[TrapRecord, ...]:
+        found = []
+        for path in sorted(self.dumps.glob(f"*-{pid}-*.pt")):
+            with contextlib.suppress(DumpError):
+                found.append(reading.read(path))
+        return tuple(sorted(found, key=lambda r: r.created))
+
+
+@contextmanager
+def started(
+    dump: Path,
+    on: Tape,
+    setting: Setting,
+    trace: tuple[str, ...],
+    folder: Path,
+    progress: Progress,
+    pages_only: bool,
+) -> Iterator[Host]:
+    """Start a scheduler for the dump's tape. trace: the tracers to arm, () for all.
+    pages_only: the model computes nothing.
+
+    Raises CannotReplay if it does not come up.
+    """
+    order = folder / "order.json"
+    order.write_text(
+        json.dumps(
+            {
+                "dump": str(dump.resolve()),
+                "arguments": setting.arguments,
+                "mtp": setting.mtp,
+                "vocab": setting.vocab,
+                "window": setting.window,
+                "context": setting.context,
+                "folder": str(models()),
+                "pages_only": pages_only,
+            }
+        )
+    )
+    # Its own, because another process may have had the same number.
+    dumps = Path(tempfile.mkdtemp(prefix="dumps-", dir=folder))
+    readable, writable = os.pipe()
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [python(setting.release), "-m", "g4debug.replay.child", str(order), str(writable)],
+            env=environment(setting, trace, dumps),
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            pass_fds=(writable,),
+            start_new_session=True,
+        )
+    os.close(writable)
+    try:
+        with os.fdopen(readable) as answers:
+            host = Host(process, answers, on, folder, dumps)
+            host._until("ready", progress)
+            yield host
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def environment(setting: Setting, trace: tuple[str, ...], dumps: Path) -> dict[str, str]:
+    """Of this process, without anything of SGLang or g4debug, and what the server had."""
+    mine = {k: v for k, v in os.environ.items() if not k.startswith(("G4DEBUG_", "SGLANG_"))}
+    mine["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), mine.get("PYTHONPATH", ""))))
+    asked = {
+        "SGLANG_TRTLLM_MHA_DEBUG": "1",
+        "SGLANG_TRTLLM_MHA_DEBUG_DIR": str(dumps),
+        "G4DEBUG_NOT_RUN_ON_THIS_RELEASE": "1",
+        "G4DEBUG_TAPE": "48",
+        "G4DEBUG_MAX_DUMPS": "1000",
+    }
+    if trace:
+        asked["G4DEBUG_TRACE"] = ",".join(dict.fromkeys((*trace, "flight-recorder")))
+    return cpu.environment({**mine, **setting.environ, **asked})
+
+
+def models() -> Path:
+    """Where the toy models are kept."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "g4debug" / "models"
+
+
+def python(release: str) -> str:
+    """A Python that has this SGLang: this one, or that of an environment of the clone.
+
+    Raises CannotReplay if there is none.
+    """
+    try:
+        if version("sglang") == release:
+            return sys.executable
+    except PackageNotFoundError:
+        pass
+    for name in (f".venv-{release}", ".venv"):
+        found = ROOT / name / "bin" / "python"
+        if found.exists() and _has(ROOT / name, release):
+            return str(found)
+    raise CannotReplay(
+        f"SGLang {release} is not installed here; run: make env SGLANG={release} in the clone"
+    )
+
+
+def _has(environment: Path, release: str) -> bool:
+    return any(environment.glob(f"lib/python*/site-packages/sglang-{release}.dist-info"))

@@ -1,0 +1,159 @@
+"""Replays a dump, from its record to the result that is printed."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from g4debug.cpu.pages_only import CONTENT
+from g4debug.dumps import writing
+from g4debug.findings.record import Finding, TrapRecord
+from g4debug.findings.tape import Recording
+from g4debug.replay import host, setting, verdict
+from g4debug.replay.setting import CannotReplay
+from g4debug.replay.shrink import Search
+from g4debug.reporters.replay import Kept, Replayed, Shrunk
+from g4debug.settings import fix_switch
+
+EACH = 120.0  # seconds for one try
+
+
+def replayed(
+    dump: Path,
+    record: TrapRecord,
+    trace: tuple[str, ...],
+    seconds: float,
+    folder: Path,
+    progress: Callable[[int, int], None],
+    shrink: Path | None = None,
+    pages_only: bool = False,
+    fixes: Mapping[str, bool] | None = None,
+    releases: Sequence[str] = (),
+) -> Replayed:
+    """trace: the tracers to arm, () for those that were armed there.
+
+    shrink: the file that gets the dump of the fewest requests with which the finding comes.
+    pages_only: what the model computes is left out. fixes, releases: it is replayed once more with
+    each of these fixes on or off, and on each of these releases of SGLang.
+    """
+    shrunk, tried = None, []
+    try:
+        on, recording = setting.recording_of(record)
+        made = setting.setting_of(record, on, recording)
+        armed = trace or setting.tracers_of(record)
+        if pages_only:
+            if record.finding.check in CONTENT or CONTENT & set(trace):
+                raise CannotReplay(f"{', '.join(sorted(CONTENT))} looks at what is computed")
+            armed = tuple(name for name in armed if name not in CONTENT)
+            made.notes.append("the model computes nothing (--pages-only)")
+
+        def told(steps: int) -> None:
+            progress(steps, recording.steps)
+
+        with host.started(dump, on, made, armed, folder, told, pages_only) as running:
+            outcome = running.run(seconds, told, None)
+            judged = verdict.judge(record, on, recording, outcome)
+            if shrink is not None and judged.found is not None:
+                shrunk = _shrink(running, judged.found, recording, seconds, shrink, progress)
+        if judged.found is not None:
+            for name, other in _others(made, fixes or {}, releases):
+                try:
+                    with host.started(dump, on, other, armed, folder, told, pages_only) as running:
+                        text = _with_it(judged.found, running.run(seconds, told, None))
+                except CannotReplay as e:
+                    text = f"cannot be replayed, because {e}"
+                tried.append((name, text))
+    except CannotReplay as e:
+        return Replayed(verdict.NOTHING, f"cannot be replayed, because {e}")
+    if pages_only and judged.code == verdict.OTHERWISE and judged.found is None:
+        why = "With --pages-only only what goes wrong with pages is found; run it without."
+        judged = dataclasses.replace(
+            judged,
+            code=verdict.NOTHING,
+            text="cannot be told: nothing was found here",
+            more=(*judged.more[:1], why),
+        )
+    states = judged.states
+    return Replayed(
+        code=judged.code,
+        text=judged.text,
+        more=judged.more,
+        notes=tuple(made.notes),
+        release=made.release,
+        requests=len(recording.requests),
+        steps=recording.steps,
+        equal=-1 if states is None else states.equal,
+        pages_compared=-1 if states is None else states.pages,
+        differs=0 if states is None else states.differs,
+        begins=on.begins,
+        seconds=outcome.seconds,
+        faults=made.environ.get("G4DEBUG_FAULTS", ""),
+        shrunk=shrunk,
+        tried=tuple(tried),
+    )
+
+
+def _others(
+    made: setting.Setting, fixes: Mapping[str, bool], releases: Sequence[str]
+) -> Iterator[tuple[str, setting.Setting]]:
+    """What else to replay: its name, and how."""
+    for fix, on in fixes.items():
+        environ = {**made.environ, fix_switch(fix): str(int(on))}
+        name = f"fix {fix} {'on' if on else 'off'}"
+        yield name, dataclasses.replace(made, environ=environ)
+    for release in releases:
+        yield f"SGLang {release}", dataclasses.replace(made, release=release)
+
+
+def _with_it(found: Finding, outcome: host.Outcome) -> str:
+    """Whether a finding like this one comes. Pages and steps may be others."""
+    like = next((r.finding for r in outcome.records if verdict.alike(found, r.finding)), None)
+    if like is not None:
+        return f"it comes, in step {like.location.step}"
+    if outcome.records:
+        return f"another finding comes: {outcome.records[0].finding.headline}"
+    if outcome.ended != "tape":
+        return f"cannot be told: {outcome.error or outcome.ended}"
+    return "it does not come"
+
+
+def _shrink(
+    running: host.Host,
+    found: Finding,
+    recording: Recording,
+    seconds: float,
+    target: Path,
+    progress: Callable[[int, int], None],
+) -> Shrunk:
+    """Find the fewest requests with which a finding like this one comes, and write its dump."""
+    begin = time.monotonic()
+    dumps: dict[tuple[int, ...], TrapRecord] = {}
+
+    def comes(items: tuple[int, ...]) -> bool:
+        left = max(1.0, search.until - time.monotonic())
+        outcome = running.run(min(left, EACH), lambda steps: None, list(items))
+        same = next((r for r in outcome.records if verdict.alike(found, r.finding)), None)
+        if same is not None:
+            dumps[items] = same
+        return same is not None
+
+    def told(tried: int, left: int) -> None:
+        progress(-tried, left)
+
+    search = Search(comes, begin + seconds, told)
+    best = search.run(sorted(recording.requests))
+    if best:
+        writing.write(writing.encode(dumps[best]), target.absolute().parent, target.name)
+    kept = [recording.requests[who] for who in best]
+    return Shrunk(
+        before=len(recording.requests),
+        tried=len(search.tried),
+        seconds=time.monotonic() - begin,
+        whole=not search.interrupted,
+        file=str(target) if best else "",
+        kept=tuple(
+            Kept(r.id, r.round, r.prompt, r.output, r.longest, r.how.name.lower()) for r in kept
+        ),
+    )

@@ -1,0 +1,216 @@
+"""From a dump: what has to be started so that its tape can run again, or why it cannot."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from g4debug import backends, speculation
+from g4debug.cpu.server import BASE
+from g4debug.findings import tape
+from g4debug.findings.record import Plain, Tape, TrapRecord
+from g4debug.findings.tape import Recording
+from g4debug.findings.tape_record import data
+from g4debug.hooking.targets import CPU
+from g4debug.replay.tokens import children
+
+
+class CannotReplay(Exception):
+    """The text says why, after "cannot be replayed, because"."""
+
+
+RELEASES = ("0.5.12.post1", "0.5.15.post1", "0.5.23")  # on which replays were run
+# The server's arguments that decide where pages go and are not in ``Tape.scheduler``.
+CARRIED = (
+    "decode_attention_backend", "disable_radix_cache", "max_queued_requests",
+    "num_continuous_decode_steps", "prefill_attention_backend", "radix_eviction_policy",
+    "retraction_policy", "schedule_conservativeness", "speculative_num_steps",
+)  # fmt: skip
+# Variables of SGLang that say how it is watched, where its files and its machine are.
+_ELSEWHERE = re.compile(
+    r"SGLANG_(TRTLLM_MHA_DEBUG|PLUGINS|USE_|RUN_ID|FLASHINFER|DISABLE_OUTLINES|LOG|CACHE|HOST|PORT"
+    r"|LOCAL_IP|TORCH|PROFIL|BLOCK_|NCCL|ENABLE_TORCH|CPU|.*(_DIR|_PATH|_CACHE|_TIMEOUT|_IP|_PORT)$)"
+)
+HIDDEN = "set"
+# What a variable may be set to: a dump may come from a stranger, and some name code to import.
+_PLAIN = re.compile(r"[0-9.]{1,16}|true|false|on|off|yes|no", re.I)
+_NAME = re.compile(r"SGLANG_[A-Z0-9_]{1,80}")
+MOST_TOKENS = 1 << 23  # of a pool: they take some 2 kB each here, if they are used
+VOCAB, MOST_WORDS, CENTROIDS = 512, 1 << 18, 32
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is started.
+
+    arguments: of SGLang's server. vocab, window, context: of the toy model. environ: variables of
+    SGLang and g4debug. notes: what is not as it was, in words.
+    """
+
+    release: str
+    mtp: bool
+    arguments: dict[str, Plain]
+    vocab: int
+    window: int
+    context: int
+    environ: dict[str, str]
+    notes: list[str] = field(default_factory=list)
+
+
+def recording_of(record: TrapRecord) -> tuple[Tape, Recording]:
+    """The dump's tape. Raises CannotReplay if it has none or it cannot be read."""
+    on = record.tape
+    if on is None:
+        raise CannotReplay(
+            "the dump has no tape: it is of an older g4debug, flight-recorder was not armed, "
+            "G4DEBUG_TAPE was 0, or the tape did not fit into G4DEBUG_MAX_DUMP_MB"
+        )
+    if on.format != tape.FORMAT:
+        raise CannotReplay(
+            f"its tape has the format {on.format}, and this g4debug reads {tape.FORMAT}"
+        )
+    if on.limits:
+        raise CannotReplay(f"a tape cannot carry what was used there: {'; '.join(on.limits)}")
+    try:
+        recording = tape.read(data(on), on.page, on.firsts)
+    except tape.TapeError as e:
+        raise CannotReplay(f"its tape is damaged: {e}") from e
+    if not recording.steps:
+        raise CannotReplay("there is no step on its tape")
+    return on, recording
+
+
+def setting_of(record: TrapRecord, on: Tape, recording: Recording) -> Setting:
+    """Raises CannotReplay."""
+    facts = on.scheduler
+    notes: list[str] = []
+    release = record.versions.get("sglang", "")
+    if release not in RELEASES:
+        raise CannotReplay(
+            f"it is of SGLang {release or '(unknown)'}, and replays were run on "
+            f"{', '.join(RELEASES)} only"
+        )
+    algorithm = facts.get("speculative_algorithm")
+    if algorithm is not None and algorithm not in {a.name for a in speculation.adapters()}:
+        raise CannotReplay(f"the speculative algorithm {algorithm} was never replayed")
+    if (facts.get("speculative_eagle_topk") or 1) != 1:
+        raise CannotReplay("several draft paths (speculative_eagle_topk) were never replayed")
+    if facts.get("size_swa") is None:
+        raise CannotReplay("its KV pool is not divided for sliding layers, as Gemma-4's is")
+    words = children(recording) * 5 // 4
+    vocab = max(VOCAB, CENTROIDS * math.ceil((words + 8) / CENTROIDS))
+    if vocab > MOST_WORDS:
+        raise CannotReplay(f"{words} prompts go on differently behind one page, too many to tell")
+    arguments = _arguments(record, facts, notes)
+    ranks = record.arguments.get("tp_size")
+    if isinstance(ranks, int) and ranks > 1:
+        notes.append(f"{ranks} tensor-parallel ranks, which decide alike, are one here")
+    return Setting(
+        release=release,
+        mtp=algorithm is not None,
+        arguments=arguments,
+        vocab=vocab,
+        window=_whole(facts, "sliding_window_size") + 1,
+        context=_whole(record.geometry, "context_len"),
+        environ=_environ(record, notes),
+        notes=notes,
+    )
+
+
+def _whole(values: Mapping[str, Plain], name: str) -> int:
+    value = values.get(name)
+    if type(value) is not int or not 0 < value <= MOST_TOKENS:
+        raise CannotReplay(
+            f"{name} is {value!r} in the dump, and a number from 1 to {MOST_TOKENS} is needed"
+        )
+    return value
+
+
+def _arguments(record: TrapRecord, facts: Mapping[str, Plain], notes: list[str]) -> dict[str, Any]:
+    page = _whole(facts, "page_size")
+    full, swa = _whole(facts, "size_full"), _whole(facts, "size_swa")
+    given = {**record.defaults, **record.arguments}
+    found = {
+        name: value
+        for name in CARRIED
+        if (value := given.get(name)) not in (None, HIDDEN, "default")
+    }
+    release = record.versions.get("sglang", "")
+    known = {a.name for a in backends.adapters() if CPU in a.run.get(release, ())}
+    for name in ("attention_backend", "decode_attention_backend", "prefill_attention_backend"):
+        value = given.get(name)
+        if value in known:
+            found[name] = value
+        elif value not in (None, HIDDEN, "default"):
+            found[name] = BASE["attention_backend"]
+            notes.append(f"{name}={value} is {found[name]} here")
+    chunk = facts.get("chunked_prefill_size")
+    return found | {
+        "page_size": page,
+        "context_length": _whole(record.geometry, "context_len"),
+        "max_total_tokens": full,
+        # So that it is rounded down to the size of the SWA pool.
+        "swa_full_tokens_ratio": (swa + page / 2) / full if swa < full else 1.0,
+        "max_running_requests": _whole(facts, "max_running_requests"),
+        "max_prefill_tokens": _whole(facts, "max_prefill_tokens"),
+        "chunked_prefill_size": -1 if chunk is None else chunk,
+        "enable_mixed_chunk": bool(facts.get("is_mixed_chunk")),
+        "disable_overlap_schedule": not facts.get("enable_overlap"),
+        "schedule_policy": facts.get("schedule_policy"),
+        **_priorities(facts),
+        **_speculation(facts),
+    }
+
+
+def _priorities(facts: Mapping[str, Plain]) -> dict[str, Plain]:
+    if not facts.get("enable_priority_scheduling"):
+        return {}
+    names = (
+        "enable_priority_scheduling",
+        "schedule_low_priority_values_first",
+        "priority_scheduling_preemption_threshold",
+    )
+    return {name: facts[name] for name in names if facts.get(name) is not None}
+
+
+def _speculation(facts: Mapping[str, Plain]) -> dict[str, Plain]:
+    if facts.get("speculative_algorithm") is None:
+        return {}
+    return {
+        "speculative_eagle_topk": 1,
+        "speculative_num_draft_tokens": _whole(facts, "speculative_num_draft_tokens"),
+    }
+
+
+def _environ(record: TrapRecord, notes: list[str]) -> dict[str, str]:
+    """SGLang's variables, and what g4debug had in force: fixes, faults and mode."""
+    found = {}
+    for name, value in record.environment.items():
+        if not _NAME.fullmatch(name) or _ELSEWHERE.match(name):
+            continue
+        if _PLAIN.fullmatch(value):
+            found[name] = value
+        else:
+            notes.append(f"{name} is not set here, because its value is no number and no switch")
+    found["G4DEBUG_FIXES"] = "none"
+    for fix, state in record.fixes.items():
+        if state.startswith("applied") and re.fullmatch("[a-z0-9-]{1,60}", fix):
+            found["G4DEBUG_FIX_" + fix.upper().replace("-", "_")] = "1"
+    modes = {t.mode for t in record.tracers if t.mode}
+    found["G4DEBUG_MODE"] = "raise" if modes <= {"raise"} else "log"
+    faults = record.environment.get("G4DEBUG_FAULTS", "")
+    if faults and faults != HIDDEN and faults.isprintable():
+        found["G4DEBUG_FAULTS"] = faults
+    for name in ("G4DEBUG_LEAK_STEPS",):
+        if record.environment.get(name, "").isdecimal():
+            found[name] = record.environment[name]
+    return found
+
+
+def tracers_of(record: TrapRecord) -> tuple[str, ...]:
+    """The tracers that were armed there, if one of them made the finding; () for all of them."""
+    armed = tuple(t.name for t in record.tracers if t.mode)
+    return armed if record.finding.check != "flight-recorder" else ()

@@ -1,0 +1,320 @@
+"""Compares a replay with the dump whose tape it is of.
+
+It says "reproduced" and "states equal" only of what was compared. A tape that does not begin with
+fresh pages has no comparable states: then other pages are in use, and nothing is said of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from g4debug.findings.record import Finding, Plain, Tape, TrapRecord
+from g4debug.findings.tape import Recording
+from g4debug.replay.host import Outcome
+
+REPRODUCED, OTHERWISE, NOTHING = 0, 1, 2  # exit codes
+RECORDER = "flight-recorder"
+
+
+@dataclass(frozen=True)
+class States:
+    """The comparison of the states before each step.
+
+    equal: that many steps from the first one on. differs: the first step that differs, 0 if none
+    does. since: the last step before it of which all pages are known to be equal. pages: in how
+    many steps the places of all pages were compared, and last: in which one last. exact: the last
+    step whose events of the allocators were compared, each with its pages; 0 for none.
+    """
+
+    equal: int
+    steps: int
+    pages: int
+    last: int = 0
+    differs: int = 0
+    since: int = 0
+    what: str = ""
+    exact: int = 0
+
+
+def compare(recorded: Recording, replayed: Recording) -> States:
+    steps = recorded.steps
+    pairs = zip(recorded.checksums, replayed.checksums, strict=False)
+    differs = next((n for n, (a, b) in enumerate(pairs, 1) if a != b), 0)
+    what = "mode, requests, free tokens, queue or new tokens"
+    if not differs and replayed.steps < steps:
+        differs, what = replayed.steps + 1, "there was no such step"
+    looked = sorted(recorded.pages.keys() & replayed.pages.keys())
+    bad = next((n for n in looked if recorded.pages[n] != replayed.pages[n]), 0)
+    if bad and (not differs or bad <= differs):
+        differs, what = bad, "the order of the free lists, or the mapping to SWA pages"
+    good = [n for n in looked if not differs or n < differs]
+    equal = steps if not differs else differs - 1
+    last = good[-1] if good else 0
+    return States(equal, steps, len(good), last, differs, last if differs else 0, what)
+
+
+def with_history(states: States, there: TrapRecord, first: int, here: TrapRecord) -> States:
+    """The comparison, and of the last steps also what both dumps know of them.
+
+    These are the lengths of each request, its row, and the pages that each event of the allocator
+    was about. first: the steps before the tape.
+    """
+    found = _first_other_step(there, first, here)
+    begin, other = _compare_events(there, first, here)
+    if other and (found is None or other < found[0]):
+        found = other, "an event of the allocator, or its pages"
+    if found is not None and (not states.differs or found[0] < states.differs):
+        step, what = found
+        return dataclasses.replace(states, equal=step - 1, differs=step, since=0, what=what)
+    exact = states.steps if begin and begin <= states.steps and not states.differs else 0
+    return dataclasses.replace(states, exact=exact)
+
+
+STEP = (
+    "forward_mode", "seq_lens", "spec_info", "full_used", "swa_used", "waiting", "rows",
+    "committed", "allocated", "evicted",
+)  # fmt: skip
+
+
+def _first_other_step(there: TrapRecord, first: int, here: TrapRecord) -> tuple[int, str] | None:
+    mine = {s.step: s for s in here.steps}
+    for step in there.steps:
+        other = mine.get(step.step - first)
+        for name in STEP if other is not None else ():
+            a, b = getattr(step, name), getattr(other, name)
+            if a != b and () not in (a, b) and -1 not in (a, b):  # not known
+                return step.step - first, f"{name} was {a}, and is {b} here"
+    return None
+
+
+def _compare_events(there: TrapRecord, first: int, here: TrapRecord) -> tuple[int, int]:
+    """The first step of which both dumps have all events, and the first one in which they differ.
+
+    0: there is none. Of the last step one may have more than the other.
+    """
+    theirs, mine = _events(there, first), _events(here, 0)
+    if not theirs or not mine:
+        return 0, 0
+    begin, end = max(min(theirs), min(mine)) + 1, min(max(theirs), max(mine))
+    for step in range(begin, end + 1):
+        pools = theirs.get(step, {}), mine.get(step, {})
+        for name in sorted({*pools[0], *pools[1]}):
+            a, b = (pool.get(name, []) for pool in pools)
+            both = min(len(a), len(b)) if step == end else max(len(a), len(b))
+            if a[:both] != b[:both]:
+                return begin, step
+    return begin, 0
+
+
+def _events(record: TrapRecord, first: int) -> dict[int, dict[str, list[tuple[object, ...]]]]:
+    """Step -> pool -> its events, in their order.
+
+    Each pool for itself: with the unified cache of 0.5.23, which of the two gets an evicted page
+    first was seen to differ from run to run, and their free lists do not depend on it.
+    """
+    found: dict[int, dict[str, list[tuple[object, ...]]]] = {}
+    for e in record.allocator:
+        of_pool = found.setdefault(e.step - first, {}).setdefault(e.pool, [])
+        of_pool.append((e.kind, e.pages, e.count))
+    return found
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """code: the exit code. text: the first line. more: further lines, in whole sentences."""
+
+    code: int
+    text: str
+    more: tuple[str, ...] = ()
+    states: States | None = None
+    found: Finding | None = None  # in the replay
+
+
+def judge(record: TrapRecord, on: Tape, recorded: Recording, outcome: Outcome) -> Verdict:
+    """What a replay says about the finding of a dump."""
+    if outcome.recording is None:
+        return Verdict(NOTHING, f"cannot be replayed, because the scheduler {_end_of(outcome)}")
+    differs = list(_facts(on.scheduler, outcome.scheduler))
+    if differs:
+        return Verdict(
+            NOTHING,
+            "cannot be replayed, because the scheduler is not as it was",
+            tuple(differs),
+        )
+    there = None if record.finding.kind == "asked" else record.finding
+    seen = [(r, r.finding) for r in outcome.records]
+    same = next(
+        (f for r, f in seen if there is not None and _same(record, there, on.first, r, f)), None
+    )
+    like = next((f for _, f in seen if there is not None and alike(there, f)), None)
+    first = seen[0][1] if seen else None
+    if not recorded.fresh:
+        return _of_unknown_pages(there, on, like, first)
+    if first is not None and outcome.ended == "raised":
+        # It was stopped here, so only what was before can be compared.
+        at = max(1, min(outcome.recording.steps, first.location.step))
+        if there is None or at < there.location.step - on.first:
+            recorded = dataclasses.replace(recorded, checksums=recorded.checksums[:at])
+    states = compare(_up_to(recorded, there, on.first), outcome.recording)
+    if outcome.last is not None:
+        states = with_history(states, record, on.first, outcome.last)
+    if states.differs:
+        return _differ(there, states, like)
+    if outcome.ended in ("stuck", "late"):
+        return Verdict(NOTHING, f"cannot be replayed, because it {_end_of(outcome)}", (), states)
+    return _of_equal(there, on, states, same, like, first, outcome, bool(record.faults))
+
+
+def _of_equal(
+    there: Finding | None,
+    on: Tape,
+    states: States,
+    same: Finding | None,
+    like: Finding | None,
+    first: Finding | None,
+    outcome: Outcome,
+    faulty: bool,
+) -> Verdict:
+    """All states are equal."""
+    n = f"{states.equal} of {states.steps} steps are equal"
+    if there is None:
+        if first is None:
+            return Verdict(REPRODUCED, f"reproduced: {n}, and nothing was found", (), states)
+        text = f"found here, in step {first.location.step + on.first}: {first.headline}"
+        return Verdict(OTHERWISE, text, (_equal(n),), states, first)
+    if same is not None:
+        why = "It depends on nothing that a GPU computes."
+        if faulty:
+            why = "The faults that were injected there were injected here, too."
+        return Verdict(REPRODUCED, f"reproduced: {same.headline}", (_equal(n), why), states, same)
+    if there.check == RECORDER and first is not None and first.check != RECORDER:
+        step = first.location.step + on.first
+        text = f"explained: in step {step}, {first.headline}"
+        return Verdict(REPRODUCED, text, (_equal(n), f"There: {there.headline}"), states, first)
+    if like is not None or first is not None:
+        found = like or first
+        assert found is not None
+        more = (
+            _equal(n),
+            f"There, in step {there.location.step}: {there.headline}",
+            f"Here, in step {found.location.step + on.first}: {found.headline}",
+        )
+        return Verdict(OTHERWISE, "not reproduced: another finding came", more, states, found)
+    if outcome.ended == "raised":
+        text = "not reproduced: the scheduler died of something else"
+        return Verdict(OTHERWISE, text, (_equal(n), outcome.error), states)
+    if max(states.exact, states.last) < states.steps:
+        text = "cannot be told: nothing was found here"
+        why = (
+            f"Where the pages were is known up to step {states.last} only, because the dump has "
+            "no events of the allocators; arm a tracer that uses the page ledger."
+        )
+        return Verdict(NOTHING, text, (_equal(n), why), states)
+    return Verdict(
+        OTHERWISE,
+        "not reproduced, states equal",
+        (
+            _equal(n),
+            "The host's decisions are innocent: look at streams, kernels and memory. "
+            f"{there.reference}".strip(),
+        ),
+        states,
+    )
+
+
+def _equal(n: str) -> str:
+    return f"{n[0].upper()}{n[1:]}: the scheduler decided the same in each."
+
+
+def _differ(there: Finding | None, states: States, like: Finding | None) -> Verdict:
+    more = [f"Different: {states.what}."]
+    if states.since:
+        more.append(f"Up to step {states.since} all pages were at the same places.")
+    if like is not None:
+        more.append(f"A finding of the same kind came all the same: {like.headline}")
+    more.append(
+        "So this says nothing about the bug. Something decided there that is not on the tape: "
+        "please report the launch command."
+    )
+    text = f"states differ from step {states.differs} of {states.steps} on"
+    return Verdict(NOTHING, text, tuple(more), states, like)
+
+
+def _of_unknown_pages(
+    there: Finding | None, on: Tape, like: Finding | None, first: Finding | None
+) -> Verdict:
+    """The tape begins in the middle, so the pages at its beginning are not known."""
+    why = (
+        f"The tape begins with step {on.first + 1}, where the server was {on.begins}, not where "
+        "it was new or flushed. So which pages were in use is not known, and states cannot be "
+        "compared."
+    )
+    if like is not None:
+        text = f"reproduced, on other pages: {like.headline}"
+        return Verdict(REPRODUCED, text, (why,), None, like)
+    if first is not None:
+        more = (why, f"There: {there.headline}") if there is not None else (why,)
+        return Verdict(OTHERWISE, f"found here: {first.headline}", more, None, first)
+    return Verdict(NOTHING, "cannot be told: nothing was found here", (why,))
+
+
+def _up_to(recorded: Recording, there: Finding | None, first: int) -> Recording:
+    """The steps up to that of the finding: in log mode a server runs on."""
+    if there is None or there.location.step <= first:
+        return recorded
+    steps = there.location.step - first
+    return dataclasses.replace(recorded, checksums=recorded.checksums[:steps])
+
+
+def _facts(there: dict[str, Plain], here: dict[str, Plain]) -> Iterator[str]:
+    """What the two schedulers decide by, and is not the same."""
+    for name in sorted(there.keys() & here.keys()):
+        if there[name] != here[name]:
+            yield f"{name} was {there[name]}, and is {here[name]} here."
+
+
+def alike(there: Finding, here: Finding) -> bool:
+    """The same thing went wrong, maybe with other pages, at another time."""
+    a, b = there.location, here.location
+    if (there.check, there.kind, there.site) != (here.check, here.kind, here.site):
+        return False
+    if there.check == RECORDER and there.kind == "exception":
+        return _error_of(there) == _error_of(here)
+    return (a.runner, a.layer_kind) == (b.runner, b.layer_kind)
+
+
+def _error_of(finding: Finding) -> str:
+    """Type and place of an exception: ``RuntimeError in sglang/srt/…:12 alloc``."""
+    return finding.got.split("\n")[0]
+
+
+def _same(
+    record: TrapRecord, there: Finding, first: int, replayed: TrapRecord, here: Finding
+) -> bool:
+    """The same thing went wrong, with the same pages, in the same step and row."""
+    a, b = there.location, here.location
+    return (
+        alike(there, here)
+        and a.step - first == b.step
+        and (a.forward_mode, a.row, a.column) == (b.forward_mode, b.row, b.column)
+        and pages(record) == pages(replayed)
+    )
+
+
+def pages(record: TrapRecord) -> tuple[object, ...]:
+    """The pages that a finding is about, as far as its evidence names them."""
+    bad = () if record.table is None else tuple(map(tuple, record.table.bad.tolist()))
+    held = tuple((h.pool, h.pages, h.count, h.state) for h in record.holdings)
+    last = tuple((e.kind, e.pool, e.pages, e.count) for e in record.events[-1:])
+    return bad, held, last
+
+
+def _end_of(outcome: Outcome) -> str:
+    return {
+        "late": f"did not come to the end of the tape in {outcome.seconds:.0f} s",
+        "stuck": "stood still in the middle of the tape",
+        "died": f"ended without a word: {outcome.error}",
+        "raised": f"raised {outcome.error}",
+    }.get(outcome.ended, "has left no tape")

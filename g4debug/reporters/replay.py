@@ -1,0 +1,118 @@
+"""What ``g4debug replay`` says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import IO
+
+from rich.console import Console
+from rich.text import Text
+
+from g4debug.reporters import json
+from g4debug.reporters.text import cleaned, hang
+
+TONES = {0: "green", 1: "yellow", 2: "red"}
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A request that is needed. longest: its ``max_new_tokens``, -1 for none. how: it ended."""
+
+    id: int
+    round: int
+    prompt: int
+    output: int
+    longest: int
+    how: str
+
+
+@dataclass(frozen=True)
+class Shrunk:
+    """The fewest requests with which the finding comes. whole: nothing is left to try.
+
+    file: the dump of the finding with these requests, '' if it did not come again.
+    """
+
+    before: int
+    tried: int
+    seconds: float
+    whole: bool
+    file: str
+    kept: tuple[Kept, ...]
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """The result of a replay.
+
+    code: 0 if it did and found the same, 1 if it found something else or nothing, 2 if that cannot
+    be told. equal: steps that were equal, of ``steps``; -1 if they could not be compared.
+    pages_compared: in how many of them the places of all pages were. differs: the first step that
+    differs, 0 if none does. begins: see ``Tape``. faults: that were injected again.
+    """
+
+    code: int
+    text: str
+    more: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    release: str = ""
+    requests: int = 0
+    steps: int = 0
+    equal: int = -1
+    pages_compared: int = -1
+    differs: int = 0
+    begins: str = ""
+    seconds: float = 0.0
+    faults: str = ""
+    shrunk: Shrunk | None = None
+    tried: tuple[tuple[str, str], ...] = ()  # with another fix or release: name, what came of it
+
+
+def render(result: Replayed, console: Console) -> None:
+    result = cleaned(result)
+
+    def say(text: str) -> None:
+        hang(console, Text(text), "  ")
+
+    hang(console, Text(result.text, style=TONES.get(result.code, "")), "", 2)
+    for line in result.more:
+        say(line)
+    if result.steps:
+        where = "where the server started" if result.begins == "start" else f"({result.begins})"
+        said = (
+            f"{result.requests} requests, {result.steps} steps from {where}; SGLang "
+            f"{result.release} on the CPU engine, {result.seconds:.0f} s"
+        )
+        if result.pages_compared >= 0:
+            said += f"; the places of all pages were compared in {result.pages_compared} steps"
+        say(said)
+    if result.faults:
+        say(f"injected again: {result.faults}")
+    for note in result.notes:
+        say(f"not as it was: {note}")
+
+    for name, what in result.tried:
+        say(f"{name}: {what}")
+    if result.shrunk is not None:
+        _render_shrunk(result.shrunk, say)
+
+
+def _render_shrunk(shrunk: Shrunk, say: Callable[[str], None]) -> None:
+    tried = f"{shrunk.tried} tries, {shrunk.seconds:.0f} s"
+    if not shrunk.kept:
+        say(f"shrinking: the finding did not come a second time ({tried})")
+        return
+    end = "" if shrunk.whole else "; there was no time to try all"
+    say(f"shrunk: {len(shrunk.kept)} of {shrunk.before} requests are enough ({tried}{end})")
+    for r in shrunk.kept:
+        longest = "" if r.longest < 0 else f" of at most {r.longest}"
+        say(
+            f"  request {r.id}, round {r.round}: a prompt of {r.prompt} tokens, an answer of "
+            f"{r.output}{longest} ({r.how})"
+        )
+    say(f"its dump: {shrunk.file}")
+
+
+def render_json(result: Replayed, stream: IO[str]) -> None:
+    json.write(result, stream)

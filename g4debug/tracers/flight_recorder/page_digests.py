@@ -1,0 +1,71 @@
+"""Digests of where the pages are: both pools' free lists in their order, and the SWA mapping.
+
+On a GPU these lists are in device memory. So a digest is made there, by the stream that changes
+them, and its copy to the host is read when the next one is due: nobody waits. It is a sum of
+products modulo 2**64, which is the same on every device.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+EVERY = 64  # steps; and before, in steps 1, 2, 4, 8, 16 and 32
+_ODD = 0x1E3779B97F4A7C15  # any odd number: its multiples take long to repeat
+
+
+class PageDigests:
+    def __init__(self) -> None:
+        self._weights = torch.empty(0, dtype=torch.int64)
+        self._pending: tuple[int, torch.Tensor, Any] | None = None
+
+    def look(self, allocator: Any, step: int) -> None:
+        """Make the digest of now, for the beginning of this step."""
+        made = self._digest(allocator)
+        event = None
+        if made.is_cuda:
+            host = torch.empty(1, dtype=torch.int64, pin_memory=True)
+            host.copy_(made.view(1), non_blocking=True)
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record()
+            made = host
+        self._pending = step, made, event
+
+    def take(self) -> tuple[int, int] | None:
+        """(step, digest) of the last look, None if it has not arrived or was taken."""
+        if self._pending is None:
+            return None
+        step, made, event = self._pending
+        self._pending = None
+        try:
+            if event is not None and not event.query():
+                return None
+        except RuntimeError:  # the device is dead
+            return None
+        return step, int(made) & (1 << 64) - 1
+
+    def _digest(self, allocator: Any) -> torch.Tensor:
+        total: torch.Tensor | int = 0
+        for place, tensor in enumerate(lists(allocator)):
+            weights = self._weights_for(tensor)
+            total = (total + (tensor.long() * weights).sum()) * (_ODD + 2 * place)
+        return total if isinstance(total, torch.Tensor) else torch.zeros((), dtype=torch.int64)
+
+    def _weights_for(self, tensor: torch.Tensor) -> torch.Tensor:
+        count = len(tensor)
+        if len(self._weights) < count or self._weights.device != tensor.device:
+            numbers = torch.arange(max(count, 1), dtype=torch.int64, device=tensor.device)
+            self._weights = (numbers + 1) * _ODD | 1
+        return self._weights[:count]
+
+
+def lists(allocator: Any) -> list[torch.Tensor]:
+    """What says where the pages of an allocator are, always in the same order."""
+    full = getattr(allocator, "full_attn_allocator", allocator)
+    parts = [full, getattr(allocator, "swa_attn_allocator", None)]
+    found = [
+        getattr(part, name, None) for part in parts for name in ("free_pages", "release_pages")
+    ]
+    found.append(getattr(allocator, "full_to_swa_index_mapping", None))
+    return [tensor for tensor in found if isinstance(tensor, torch.Tensor)]

@@ -1,0 +1,454 @@
+"""Records the tape (:mod:`g4debug.findings.tape`) while the scheduler works.
+
+Each hook takes a few microseconds and reads only what SGLang has in host memory. What a request is
+made of is hashed once when it arrives and once when it ends.
+"""
+
+from __future__ import annotations
+
+import secrets
+import struct
+import zlib
+from array import array
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from g4debug.findings import tape
+from g4debug.findings.record import Plain, Tape
+from g4debug.findings.status import TAPE
+from g4debug.findings.tape import Code, How, Why
+from g4debug.findings.tape_record import pack
+from g4debug.hooking.arguments import argument
+from g4debug.hooking.resolved import dp_attention, server_argument
+from g4debug.tracers.base import Context
+from g4debug.tracers.flight_recorder.page_digests import EVERY, PageDigests
+
+LOST = "it cannot carry this"
+SMALLEST_PAGE = 16  # tokens: with smaller pages the hashes would take too long
+REMEMBERED = 256  # requests that have ended, and may still be in a result on its way
+
+# What the scheduler decides by, beside the requests; SGLang's names. Read when it starts.
+SCHEDULER = (
+    "page_size", "max_running_requests", "max_total_num_tokens", "max_prefill_tokens",
+    "max_req_len", "max_req_input_len", "chunked_prefill_size", "is_mixed_chunk",
+    "enable_overlap", "schedule_policy", "enable_priority_scheduling",
+    "schedule_low_priority_values_first", "priority_scheduling_preemption_threshold",
+    "sliding_window_size", "prefill_decode_interval", "prefill_decode_interval_min_bs",
+)  # fmt: skip
+POOLS = ("size", "size_full", "size_swa")  # of its allocator, in tokens
+RATIOS = ("init", "min", "decay")  # of the share of their longest output that requests may take
+SPECULATION = (
+    "speculative_algorithm", "speculative_num_draft_tokens", "speculative_eagle_topk"
+)  # fmt: skip
+
+# Messages that change nothing of what goes where, by the beginning of their names.
+HARMLESS = (
+    "CheckWeights", "ConfigureLogging", "Dumper", "ExpertDistribution", "FreezeGC", "Get",
+    "HealthCheck", "ListExternal", "Profile", "Shutdown", "UpdateWeightVersion",
+)  # fmt: skip
+# What a request may have that is not on the tape: SGLang's field, and what it is, in words.
+FIELDS = {
+    "mm_inputs": "images, video or sound",
+    "input_embeds": "embeddings in place of tokens",
+    "session_params": "sessions",
+    "session_id": "sessions",
+    "lora_id": "LoRA adapters",
+    "bootstrap_room": "disaggregation",
+    "positional_embed_overrides": "embeddings at positions",
+    "multi_item_delimiter_indices": "several items in a prompt",
+    "custom_logit_processor": "logit processors of its own",
+}
+SAMPLING = {
+    "json_schema": "grammars",
+    "regex": "grammars",
+    "ebnf": "grammars",
+    "structural_tag": "grammars",
+    "beam_width": "beam search",
+}
+ARGUMENTS = {
+    "disaggregation_mode": "disaggregation",
+    "dllm_algorithm": "diffusion models",
+    "enable_hierarchical_cache": "HiCache",
+    "enable_hisparse": "HiSparse",
+    "enable_lmcache": "LMCache",
+    "enable_flexkv": "FlexKV",
+    "enable_pdmux": "PD multiplexing",
+    "enable_unified_memory": "the unified memory pool",
+    "enable_unified_cache_external_linker": "a cache that is linked from outside",
+}
+
+
+@dataclass
+class Live:
+    """A request that has not ended."""
+
+    id: int
+    chain: tape.Chain
+    prompt: Any  # its tokens
+
+
+class Rounds:
+    """Counts rounds of the event loop. Of those in a row that were idle only two count."""
+
+    def __init__(self) -> None:
+        self.count = self.idle = 0
+        self.idled = False  # the round that runs is idle
+
+    def begin(self, busy: bool) -> None:
+        """A round begins. busy: it brings messages."""
+        self.idle = self.idle + 1 if self.idled else 0
+        self.idled = False
+        if busy or self.idle < 2:
+            self.count += 1
+
+
+current: Taping | None = None  # of this process
+
+
+class Taping:
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.part = context.recorder.status.part(TAPE)
+        self.ring = tape.Ring(context.settings.tape << 20)
+        self.key = secrets.token_bytes(32)
+        self.rounds = Rounds()
+        self.digests = PageDigests()
+        self.scheduler: Any = None
+        self.facts: dict[str, Plain] = {}
+        self.limits: dict[str, None] = {}  # in their order
+        self.live: dict[str, Live] = {}
+        self.ended: dict[str, int] = {}
+        self.page = 1
+        self.on = self.speculates = self.flushed = False
+        self.steps = self.requests = self.checksum = 0
+        self._round = 0  # of the last event that has one
+        self._rows: list[Any] = []
+        self._modes: dict[Any, int] = {}
+
+    def install(self) -> None:
+        global current
+        current = self
+        before = self.context.before
+        before("scheduler.run_event_loop", self.begin)
+        before("scheduler.process_inputs", self.round)
+        before("scheduler.on_idle", self.idle)
+        before("scheduler.run_batch", self.step)
+        self.context.after("scheduler.process_result", self.result)
+        before("cache.release", self.released)
+
+    def limit(self, what: str) -> None:
+        """Something that is not on the tape: what happens from now on cannot be replayed."""
+        if what not in self.limits and len(self.limits) < 32:
+            self.limits[what] = None
+            self.part.limit(LOST, what)
+
+    # --- the scheduler ---------------------------------------------------------------------------
+
+    def begin(self, scheduler: Any, *args: Any, **kwargs: Any) -> None:
+        """The event loop is about to run."""
+        self.scheduler = scheduler
+        self.facts = facts(scheduler)
+        self.page = int(scheduler.page_size)
+        self.speculates = self.facts["speculative_algorithm"] is not None
+        for why in unsupported(scheduler, self.page):
+            self.limit(why)
+        self.on = self.page >= SMALLEST_PAGE
+        self._start(Why.START)
+
+    def _start(self, why: Why) -> None:
+        scheduler = self.scheduler
+        self._rows = []
+        self._round = self.rounds.count
+        rest = tape.start(
+            self._round,
+            self.steps,
+            self.requests,
+            int(scheduler.forward_ct),
+            ratio(scheduler),
+            self.checksum,
+        )
+        self.ring.start(why, self.steps, rest)
+        self.ring.trim(self.steps)
+
+    def go_on(self, begins: tape.Start) -> None:
+        """Record all that follows as the scheduler did whose tape begins so: for a replay."""
+        self.ring = tape.Ring(1 << 40, settled=1 << 40)
+        self.steps, self.checksum = begins.steps, begins.checksum
+        self._start(begins.why)
+
+    def idle(self, *args: Any, **kwargs: Any) -> None:
+        """The event loop has nothing to do in this round."""
+        first = not self.rounds.idle
+        self.rounds.idled = True
+        if not first and self.rounds.idle == 1 and self.on and self.scheduler.is_fully_idle():
+            for rid in list(self.live):  # ended while they waited
+                self._end(rid, (), How.ABORT)
+            self._rows = []
+            if len(self.ring.now) > self.ring.part:
+                self._start(Why.IDLE)
+
+    def round(self, scheduler: Any, messages: Any, *args: Any, **kwargs: Any) -> None:
+        """A round of the event loop begins."""
+        if self.flushed:
+            self.flushed = False
+            if scheduler.is_fully_idle() and not any(used(scheduler)):
+                self._start(Why.FLUSH)
+        self.rounds.begin(bool(messages))
+        if messages and self.on:
+            for message in messages:
+                for one in getattr(message, "batch", None) or (message,):
+                    self._message(one)
+
+    def step(self, scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
+        """A step begins."""
+        if not self.on:
+            return
+        mode = batch.forward_mode
+        code = self._modes.get(mode)
+        if code is None:
+            code = self._modes[mode] = zlib.crc32(mode.name.encode())
+        known = (
+            code,
+            len(batch.reqs),
+            *available(scheduler),
+            len(scheduler.waiting_queue),
+            batch.extend_num_tokens or 0 if mode.is_extend() else 0,
+        )
+        self.checksum = zlib.crc32(array("q", known), self.checksum)
+        self.steps += 1
+        self.ring.now += b"\x08" + struct.pack("<H", self.checksum & 0xFFFF)
+        if self.steps % EVERY == 0 or self.steps & (self.steps - 1) == 0:
+            self._every()
+
+    def _every(self) -> None:
+        self._take_digest()
+        self.digests.look(self.scheduler.token_to_kv_pool_allocator, self.steps)
+        if len(self.ring.now) > 4 * self.ring.part:
+            self._start(Why.BUSY)
+        else:
+            self.ring.trim(self.steps)
+
+    def _take_digest(self) -> None:
+        taken = self.digests.take()
+        if taken is not None:
+            step, digest = taken
+            now = self.ring.now
+            now += bytes((Code.PAGES,)) + tape.number(step) + digest.to_bytes(8, "little")
+
+    def result(self, returned: Any, scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        """A step's result was processed."""
+        if self.speculates and self.on and not batch.forward_mode.is_extend():
+            counts = accepted(argument(args, kwargs, 0, "result"))
+            if counts:
+                reqs = batch.reqs
+                if reqs != self._rows:
+                    self._rows = list(reqs)
+                    self._row_ids(reqs)
+                now = self.ring.now
+                now += b"\x07" + tape.number(len(counts)) + bytes(counts)
+        return returned
+
+    def _row_ids(self, reqs: Iterable[Any]) -> None:
+        ids = []
+        for r in reqs:
+            live = self.live.get(r.rid)
+            ids.append(self.ended.get(r.rid, tape.UNKNOWN) if live is None else live.id)
+        now = self.ring.now
+        now += bytes((Code.ROWS,)) + tape.number(len(ids)) + b"".join(map(tape.number, ids))
+
+    # --- messages --------------------------------------------------------------------------------
+
+    def _since(self) -> int:
+        """Rounds since the last event that has one."""
+        rounds, self._round = self.rounds.count - self._round, self.rounds.count
+        return rounds
+
+    def _message(self, message: Any) -> None:
+        kind = type(message).__name__
+        now = self.ring.now
+        if kind == "TokenizedGenerateReqInput":
+            self._request(message)
+        elif kind == "AbortReq":
+            live = self.live.get(message.rid)
+            whose = -1 if message.abort_all else tape.UNKNOWN if live is None else live.id
+            now += bytes((Code.ABORT,)) + tape.number(self._since()) + tape.number(whose + 1)
+            if live is None and not message.abort_all and message.rid:
+                self._abort_by_prefix(message.rid)
+        elif kind == "FlushCacheReqInput":
+            now += bytes((Code.FLUSH,)) + tape.number(self._since())
+            self.flushed = True
+            if getattr(message, "timeout_s", None) and not self.scheduler.is_fully_idle():
+                self.limit("a flush that waits until the server is idle")
+        elif not kind.startswith(HARMLESS):
+            self.limit(f"the message {kind}")
+
+    def _abort_by_prefix(self, rid: str) -> None:
+        """SGLang aborts each request whose id begins so."""
+        if any(other.startswith(rid) for other in self.live):
+            self.limit("an abort of several requests by the beginning of their ids")
+
+    def _request(self, message: Any) -> None:
+        params = message.sampling_params
+        for fields, holder in ((FIELDS, message), (SAMPLING, params)):
+            for name, what in fields.items():
+                if getattr(holder, name, None) not in (None, 1, False):
+                    self.limit(what)
+        tokens = message.input_ids
+        salt = getattr(message, "extra_key", None), getattr(message, "cache_salt", None)
+        chain = tape.Chain(self.key, self.page, self.speculates, repr(salt) if any(salt) else "")
+        hashes = chain.feed(tokens)
+        hashes += chain.end(tokens[chain.done :])
+        self.requests += 1
+        self.live[message.rid] = Live(self.requests, chain, tokens)
+        options = (
+            tape.IGNORES_EOS * bool(params.ignore_eos)
+            | tape.LOGPROBS * bool(message.return_logprob)
+            | tape.HEALTH * str(message.rid).startswith("HEALTH_CHECK")
+        )
+        start = message.logprob_start_len
+        now = self.ring.now
+        now += tape.request(
+            self._since(),
+            len(tokens),
+            params.max_new_tokens,
+            options,
+            -1 if start is None else max(-1, start),
+            getattr(message, "priority", None) or 0,
+        )
+        now += hashes
+
+    # --- the ends --------------------------------------------------------------------------------
+
+    def released(self, req: Any, *args: Any, **kwargs: Any) -> None:
+        """A request gives its pages back: it has ended, or is retracted."""
+        if req.rid in self.live and req.finished():
+            self._end(req.rid, outputs(req), how(req))
+
+    def _end(self, rid: str, output: Any, how: How) -> None:
+        live = self.live.pop(rid)
+        now = self.ring.now
+        now += ending(live, output, how)
+        self.ended[rid] = live.id
+        if len(self.ended) > REMEMBERED:
+            del self.ended[next(iter(self.ended))]
+
+    def tape(self) -> Tape | None:
+        """The tape up to now, None if there is none. Another thread may ask."""
+        chunks = self.ring.chunks()
+        if not self.on or not chunks:
+            return None
+        self._take_digest()
+        live = self.live.copy()
+        running = {r.rid: r for r in unfinished(self.scheduler)}
+        closing = []
+        for rid, one in live.items():
+            req = running.get(rid)
+            copy = Live(one.id, one.chain.copy(), one.prompt)
+            closing.append(ending(copy, () if req is None else outputs(req), How.RUNNING))
+        return pack(
+            self.ring.chunks(),
+            b"".join(closing),
+            self.page,
+            self.speculates,
+            self.steps,
+            self.requests,
+            self.facts,
+            tuple(self.limits),
+        )
+
+
+def ending(live: Live, output: Any, how: How) -> bytes:
+    """The ``END`` of a request."""
+    done, prompt = live.chain.done, len(live.prompt)
+    rest = [*live.prompt[done:], *output]
+    hashes = live.chain.feed(rest)
+    hashes += live.chain.end(rest[live.chain.done - done :])
+    return tape.end(live.id, len(output), how, prompt) + hashes
+
+
+def outputs(req: Any) -> Any:
+    """The tokens that a request got."""
+    size = getattr(req, "finished_len", None)
+    return req.output_ids[:size] if size else req.output_ids
+
+
+def how(req: Any) -> How:
+    kind = type(req.finished_reason).__name__
+    return {"FINISH_LENGTH": How.LENGTH, "FINISH_ABORT": How.ABORT}.get(kind, How.STOP)
+
+
+def unfinished(scheduler: Any) -> Iterator[Any]:
+    """The requests that run or wait."""
+    for name in ("running_batch", "last_batch", "cur_batch"):
+        yield from getattr(getattr(scheduler, name, None), "reqs", ())
+    yield from getattr(scheduler, "waiting_queue", ())
+    chunked = getattr(scheduler, "chunked_req", None)
+    if chunked is not None:
+        yield chunked
+
+
+def accepted(result: Any) -> list[int] | None:
+    """The tokens that each row of a verify got; None if it was no verify."""
+    lens = getattr(result, "accept_lens", None)
+    if lens is not None:
+        counts: list[int] = lens.tolist()
+        return counts
+    drafts = getattr(result, "num_correct_drafts_per_req_cpu", None)
+    return None if drafts is None else [n + 1 for n in drafts]
+
+
+def available(scheduler: Any) -> tuple[int, ...]:
+    """The free tokens of each pool."""
+    allocator = scheduler.token_to_kv_pool_allocator
+    if hasattr(allocator, "full_available_size"):
+        return int(allocator.full_available_size()), int(allocator.swa_available_size())
+    return (int(allocator.available_size()),)
+
+
+def used(scheduler: Any) -> tuple[int, ...]:
+    """The tokens of each pool that are in use, for a cache too."""
+    allocator = scheduler.token_to_kv_pool_allocator
+    sizes = [getattr(allocator, name, None) for name in ("size_full", "size_swa")]
+    whole = [n for n in sizes if n is not None] or [allocator.size]
+    return tuple(int(n) - free for n, free in zip(whole, available(scheduler), strict=True))
+
+
+def ratio(scheduler: Any) -> float:
+    """The share of their longest output that SGLang expects requests to take now."""
+    tracker = getattr(scheduler, "new_token_ratio_tracker", None)
+    return float(scheduler.new_token_ratio if tracker is None else tracker.current)
+
+
+def facts(scheduler: Any) -> dict[str, Plain]:
+    """What a scheduler decides by, beside the requests."""
+    found: dict[str, Any] = {name: getattr(scheduler, name, None) for name in SCHEDULER}
+    allocator = scheduler.token_to_kv_pool_allocator
+    found |= {name: getattr(allocator, name, None) for name in POOLS}
+    tracker = getattr(scheduler, "new_token_ratio_tracker", None)
+    for name in RATIOS:
+        here = getattr(scheduler, f"{name}_new_token_ratio", None)
+        if name == "decay" and tracker is None:
+            here = getattr(scheduler, "new_token_ratio_decay", None)
+        found[f"{name}_new_token_ratio"] = here if tracker is None else getattr(tracker, name)
+    found |= {name: server_argument(scheduler.server_args, name) for name in SPECULATION}
+    found["prefix_cache"] = type(scheduler.tree_cache).__name__
+    return {k: v for k, v in found.items() if v is None or isinstance(v, (bool, int, float, str))}
+
+
+def unsupported(scheduler: Any, page: int) -> Iterator[str]:
+    """What this server does that a tape cannot carry, in words."""
+    args = scheduler.server_args
+    for name, what in ARGUMENTS.items():
+        if server_argument(args, name) not in (None, False, "null"):
+            yield what
+    if dp_attention(args):
+        yield "data-parallel attention"
+    for name, what in (("pp_size", "pipeline ranks"), ("dp_size", "data-parallel ranks")):
+        if int(server_argument(args, name, 1)) > 1:
+            yield what
+    policy = scheduler.schedule_policy
+    if policy != "fcfs":
+        yield f"the schedule policy {policy}"
+    if page < SMALLEST_PAGE:
+        yield f"pages of {page} tokens (it takes {SMALLEST_PAGE} and more)"

@@ -1,0 +1,224 @@
+"""What is written on a tape is read again; what was not written so is refused with words."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from g4debug.findings import tape
+from g4debug.findings.tape import Chain, Code, How, TapeError, Why
+from g4debug.findings.tape_record import data, pack, shortened
+
+pytestmark = pytest.mark.once("a tape does not import SGLang")
+KEY, PAGE = bytes(32), 16
+COUNTS = st.integers(0, 300)
+
+
+class Writer:
+    """A tape as a scheduler would have written it, and what it must be read as."""
+
+    def __init__(self, page: int, firsts: bool) -> None:
+        self.page, self.firsts = page, firsts
+        self.parts: list[bytes] = []
+        self.round = self.steps = 0
+        self.live: dict[int, tuple[Chain, list[int]]] = {}
+        self.count = 0
+
+    def start(self, why: Why) -> None:
+        rest = tape.start(self.round, self.steps, self.count, 7, 0.7, 5)
+        self.parts.append(bytes((Code.START, why)) + rest)
+
+    def request(self, rounds: int, tokens: list[int], longest: int | None, priority: int) -> int:
+        chain = Chain(KEY, self.page, self.firsts)
+        hashes = chain.feed(tokens)
+        hashes += chain.end(tokens[chain.done :])
+        self.count += 1
+        self.round += rounds
+        head = tape.request(rounds, len(tokens), longest, tape.IGNORES_EOS, -1, priority)
+        self.parts.append(head + hashes)
+        self.live[self.count] = chain, tokens
+        return self.count
+
+    def end(self, whose: int, output: list[int], how: How) -> None:
+        chain, tokens = self.live.pop(whose)
+        done = chain.done
+        rest = [*tokens[done:], *output]
+        hashes = chain.feed(rest)
+        hashes += chain.end(rest[chain.done - done :])
+        self.parts.append(tape.end(whose, len(output), how, len(tokens)) + hashes)
+
+    def step(self, checksum: int) -> None:
+        self.steps += 1
+        self.parts.append(bytes((Code.STEP,)) + checksum.to_bytes(2, "little"))
+
+    def verify(self, rows: list[int], counts: list[int]) -> None:
+        numbers = map(tape.number, (len(rows), *rows))
+        self.parts.append(bytes((Code.ROWS,)) + b"".join(numbers))
+        self.parts.append(bytes((Code.ACCEPT,)) + tape.number(len(counts)) + bytes(counts))
+
+    @property
+    def data(self) -> bytes:
+        return b"".join(self.parts)
+
+
+def some(seed: int, page: int = PAGE, firsts: bool = True, events: int = 60) -> tuple[Any, Any]:
+    """A random tape, and its requests as (tokens, output, how, accepted) by id."""
+    dice, writer, want = random.Random(seed), Writer(page, firsts), {}
+    writer.start(Why.START)
+    words = [dice.randrange(1000) for _ in range(300)]
+    for _ in range(events):
+        kind = dice.random()
+        if kind < 0.3 or not writer.live:
+            prompt = words[: dice.randint(0, 90)] + [dice.randrange(1000) for _ in range(9)]
+            longest = dice.choice([None, 0, 5, 1 << 30])
+            who = writer.request(dice.randint(0, 300), prompt, longest, dice.randint(-9, 9))
+            want[who] = [prompt, [], How.RUNNING, [], longest]
+        elif kind < 0.5:
+            who = dice.choice(list(writer.live))
+            output = [dice.randrange(1000) for _ in range(dice.randint(0, 70))]
+            how = dice.choice([How.LENGTH, How.STOP, How.ABORT])
+            writer.end(who, output, how)
+            want[who][1:3] = output, how
+        elif kind < 0.7:
+            writer.step(dice.randrange(1 << 16))
+        else:
+            rows = dice.sample(sorted(writer.live), dice.randint(1, len(writer.live)))
+            counts = [dice.randint(1, 4) for _ in rows]
+            writer.verify(rows, counts)
+            for who, n in zip(rows, counts, strict=True):
+                want[who][3].append(n)
+    return writer, want
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 1 << 30), st.sampled_from([1, 16, 64]), st.booleans())
+def test_what_was_written_is_read(seed: int, page: int, firsts: bool) -> None:
+    writer, want = some(seed, page, firsts)
+    read = tape.read(writer.data, page, firsts)
+    assert read.steps == writer.steps
+    assert set(read.requests) == set(want)
+    for who, (prompt, output, how, accepted, longest) in want.items():
+        got = read.requests[who]
+        assert (got.prompt, got.output, got.how) == (len(prompt), len(output), how)
+        assert list(got.accepted) == accepted
+        assert got.longest == (-1 if longest is None else longest)
+        whole = prompt + output if how is not How.RUNNING else prompt
+        assert len(got.pages) == -(-len(whole) // page)
+        for other, (p2, o2, h2, *_) in want.items():
+            both = p2 + o2 if h2 is not How.RUNNING else p2
+            ends = zip(got.pages, read.requests[other].pages, strict=False)
+            for k, ((_, hash), (_, hash2)) in enumerate(ends, 1):
+                if hash and hash2:  # equal if and only if all up to the page's end is
+                    assert (hash == hash2) == (whole[: k * page] == both[: k * page])
+
+
+def test_only_who_has_the_key_can_tell_what_a_hash_is_of() -> None:
+    tokens = list(range(32))
+    assert Chain(KEY, 16, True).feed(tokens) != Chain(bytes(31) + b"\1", 16, True).feed(tokens)
+    assert Chain(KEY, 16, True, "tenant").feed(tokens) != Chain(KEY, 16, True).feed(tokens)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 1 << 30), st.data())
+def test_a_changed_tape_is_read_or_refused_with_words(seed: int, draw: st.DataObject) -> None:
+    whole = bytearray(some(seed)[0].data)
+    for _ in range(draw.draw(st.integers(1, 4))):
+        whole[draw.draw(st.integers(0, len(whole) - 1))] = draw.draw(st.integers(0, 255))
+    cut = bytes(whole[: draw.draw(st.integers(0, len(whole)))])
+    with contextlib.suppress(TapeError):
+        tape.read(cut, PAGE, True)
+
+
+HEAD = bytes((Code.START, Why.START)) + tape.start(0, 0, 0, 0, 0.7, 0)
+HOSTILE = {
+    "nothing": (b"", "is empty"),
+    "no start": (bytes((Code.STEP, 0, 0)), "does not begin with a start"),
+    "a prompt of a terabyte": (HEAD + tape.request(0, 1 << 38, 1, 0, 0, 0), "at most"),
+    "a number without an end": (HEAD + bytes((Code.REQUEST,)) + b"\xff" * 99, "larger than any"),
+    "rows without number": (HEAD + bytes((Code.ROWS,)) + tape.number(1 << 30), "at most"),
+    "an unknown event": (HEAD + b"\xee", "no event"),
+    "hashes are missing": (HEAD + tape.request(0, 640, 1, 0, 0, 0), "ends within"),
+    "rows that nobody named": (HEAD + bytes((Code.ACCEPT, 2, 1, 1)), "rows are verified"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_tapes_are_refused_at_once(name: str) -> None:
+    hostile, why = HOSTILE[name]
+    begin = time.monotonic()
+    with pytest.raises(TapeError, match=why):
+        tape.read(hostile, PAGE, True)
+    assert time.monotonic() - begin < 1
+
+
+def test_a_request_ends_once() -> None:
+    writer = Writer(PAGE, True)
+    writer.start(Why.START)
+    writer.request(1, [1] * 20, 5, 0)
+    live = writer.live[1]
+    writer.end(1, [2], How.LENGTH)
+    writer.live[1] = live
+    writer.end(1, [2], How.LENGTH)
+    with pytest.raises(TapeError, match="ends twice"):
+        tape.read(writer.data, PAGE, True)
+
+
+def test_the_oldest_goes_if_there_is_no_room_and_what_a_flush_made_useless() -> None:
+    ring = tape.Ring(1000, settled=10)
+    ring.start(Why.START, 0, b"")
+    ring.now += bytes(600)
+    ring.start(Why.IDLE, 20, b"")
+    ring.now += bytes(600)
+    ring.trim(25)
+    assert [chunk[1] for chunk in ring.chunks()] == [Why.IDLE]
+    ring.start(Why.FLUSH, 30, b"")
+    ring.trim(35)
+    assert [chunk[1] for chunk in ring.chunks()] == [Why.IDLE, Why.FLUSH]
+    ring.trim(40)
+    assert [chunk[1] for chunk in ring.chunks()] == [Why.FLUSH]
+
+
+def test_a_tape_is_shortened_by_whole_chunks() -> None:
+    writer = Writer(PAGE, True)
+    chunks = []
+    for why in (Why.START, Why.IDLE, Why.BUSY):
+        writer.parts = []
+        writer.start(why)
+        for _ in range(5):
+            writer.request(1, list(range(40)), 5, 0)
+            writer.step(9)
+        chunks.append(writer.data)
+    packed = pack(chunks, b"", PAGE, True, writer.steps, writer.count, {}, ("LoRA",))
+    assert (packed.begins, packed.first, packed.steps, packed.requests) == ("start", 0, 15, 15)
+    assert data(packed) == b"".join(chunks)
+    part = shortened(packed, len(chunks[1]) + len(chunks[2]))
+    assert part is not None
+    assert (part.begins, part.first, part.steps, part.requests) == ("idle", 5, 10, 10)
+    assert data(part) == chunks[1] + chunks[2]
+    assert tape.read(data(part), PAGE, True).steps == 10
+    last = shortened(part, len(chunks[2]) + 3)
+    assert last is not None
+    assert (last.begins, last.steps, last.requests, last.chunks) == ("busy", 5, 5, (0,))
+    assert shortened(part, 9) is None
+
+
+def test_what_is_before_the_tape_is_left_out() -> None:
+    """A tape that begins while requests run: their ends and verifies are on it all the same."""
+    writer = Writer(PAGE, True)
+    writer.start(Why.START)
+    writer.request(1, [1] * 20, 5, 0)
+    writer.parts = []
+    writer.start(Why.BUSY)
+    writer.request(1, [2] * 20, 5, 0)
+    writer.verify([1, 2], [3, 2])
+    writer.end(1, [5, 6], How.LENGTH)
+    read = tape.read(writer.data, PAGE, True)
+    assert list(read.requests) == [2]
+    assert list(read.requests[2].accepted) == [2]
+    assert not read.fresh

@@ -1,0 +1,146 @@
+"""Real servers are recorded and replayed, on the CPU engine."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from real_engine import ENGINE, drive, dumps_in
+
+from g4debug import cli
+from g4debug.dumps import reading, writing
+from g4debug.findings import tape
+from g4debug.findings.record import TrapRecord
+from g4debug.findings.tape import Code
+from g4debug.findings.tape_record import data, pack
+
+pytestmark = ENGINE
+DRIVER = str(Path(__file__).with_name("drive_recorded.py"))
+ENGINE_ARGUMENTS = {
+    "max_total_tokens": 4096,
+    "chunked_prefill_size": 512,
+    "max_running_requests": 6,
+}
+
+
+def recorded(folder: Path, mtp: bool, requests: int, **environ: str) -> TrapRecord:
+    """The dump that is left: of a finding, or of a healthy server that was asked for its tape."""
+    target = folder / "tape.pt"
+    order = {
+        "seed": 2, "requests": requests, "together": 5, "mtp": mtp, "engine": ENGINE_ARGUMENTS,
+        "tape": str(target),
+    }  # fmt: skip
+    run = drive(folder, DRIVER, json.dumps(order), SGLANG_TRTLLM_MHA_DEBUG="1", **environ)
+    if target.exists():
+        return reading.read(target)
+    assert dumps_in(folder), run.log[-3000:]
+    return dumps_in(folder)[0]
+
+
+def replay(folder: Path, record: TrapRecord, capsys: Any, *more: str) -> Any:
+    """The result, as JSON."""
+    path = folder / "replayed.pt"
+    path.write_bytes(writing.encode(record))
+    code = cli.main(["replay", str(path), "--keep", str(folder / "kept"), "--json", *more])
+    result = json.loads(capsys.readouterr().out)
+    assert code == result["code"]
+    return result
+
+
+def changed(record: TrapRecord, old: bytes, new: bytes) -> TrapRecord:
+    on = record.tape
+    assert on is not None
+    whole = data(on)
+    assert old in whole
+    made = pack(
+        [whole.replace(old, new, 1)], b"", on.page, on.firsts, on.steps, on.requests,
+        on.scheduler, (),
+    )  # fmt: skip
+    return dataclasses.replace(record, tape=made)
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> TrapRecord:
+    return recorded(tmp_path_factory.mktemp("healthy"), True, 40)
+
+
+@pytest.mark.parametrize("more", [(), ("--pages-only",)], ids=["exact", "pages"])
+def test_a_healthy_server_with_mtp_decides_the_same_in_each_step(
+    more: tuple[str, ...], healthy: TrapRecord, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert healthy.finding.kind == "asked"
+    assert healthy.tape is not None
+    result = replay(tmp_path, healthy, capsys, *more)
+    assert result["code"] == 0, result
+    assert result["equal"] == result["steps"] == healthy.tape.steps > 80
+    assert result["pages_compared"] >= 7
+
+
+def test_a_tape_that_was_changed_is_told(
+    healthy: TrapRecord, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another number of accepted tokens in the first verify of all."""
+    assert healthy.tape is not None
+    whole = data(healthy.tape)
+    recording = tape.read(whole, healthy.tape.page, healthy.tape.firsts)
+    counts = next(
+        whole[at : at + 2 + whole[at + 1]]
+        for at in range(len(whole))
+        if whole[at] == Code.ACCEPT and 0 < whole[at + 1] < 7 and max(whole[at + 2 : at + 3]) < 4
+    )
+    other = counts[:2] + bytes(n % 4 + 1 for n in counts[2:])
+    result = replay(tmp_path, changed(healthy, counts, other), capsys)
+    assert result["code"] == 2, result
+    assert "states differ from step" in result["text"]
+    assert 0 < result["differs"] < recording.steps
+
+
+@pytest.mark.parametrize("mtp", [True, False], ids=["mtp", "plain"])
+def test_a_finding_comes_again(
+    mtp: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A drill of g4debug's own: a page table gets a page that is none."""
+    record = recorded(tmp_path, mtp, 30, G4DEBUG_FAULTS="page-oob=1*on@step=60")
+    assert record.finding.check == "page-table"
+    result = replay(tmp_path, record, capsys)
+    assert result["code"] == 0, result
+    assert result["text"].startswith("reproduced: g4debug: page-table")
+    assert result["equal"] == result["steps"] == record.finding.location.step
+    # Without the fault the same steps find nothing, and nothing that the host decides is guilty.
+    innocent = dataclasses.replace(
+        record, faults=(), environment={**record.environment, "G4DEBUG_FAULTS": ""}
+    )
+    result = replay(tmp_path, innocent, capsys)
+    assert (result["code"], result["text"]) == (1, "not reproduced, states equal"), result
+
+
+@pytest.mark.written_for("locked-prefix")
+def test_a_bug_of_sglangs_own_comes_again_with_fewer_requests(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    order = {
+        "seed": 7, "requests": 25, "together": 3, "mtp": False, "locked": True,
+        "engine": {
+            "max_total_tokens": 6144, "swa_full_tokens_ratio": 0.3, "max_running_requests": 4,
+            "chunked_prefill_size": 512, "disable_overlap_schedule": True,
+        },
+    }  # fmt: skip
+    environ = {"SGLANG_TRTLLM_MHA_DEBUG": "1", "G4DEBUG_FIXES": "none"}
+    (record, *_) = drive(tmp_path, DRIVER, json.dumps(order), **environ).dumps
+    assert record.finding.check == "kv-allocator"
+    small = tmp_path / "small.pt"
+    result = replay(
+        tmp_path, record, capsys, "--shrink", str(small), "--pages-only", "--fix", "locked-prefix=1"
+    )
+    assert result["code"] == 0, result
+    assert result["equal"] == result["steps"]
+    assert result["tried"] == [["fix locked-prefix on", "it does not come"]]
+    shrunk = result["shrunk"]
+    assert shrunk["whole"]
+    assert len(shrunk["kept"]) < shrunk["before"] / 3
+    again = replay(tmp_path, reading.read(small), capsys)
+    assert again["code"] == 0, again
+    assert again["requests"] == len(shrunk["kept"])

@@ -1,0 +1,301 @@
+"""What a replay may say: never more than what was compared."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+from g4debug.findings import tape
+from g4debug.findings.record import (
+    Finding,
+    Location,
+    PageEvent,
+    Pool,
+    Step,
+    Table,
+    Tape,
+    TrapRecord,
+)
+from g4debug.findings.tape import Code, Recording, Why
+from g4debug.findings.tape_record import data, pack
+from g4debug.replay.host import Outcome
+from g4debug.replay.setting import CannotReplay, recording_of, setting_of
+from g4debug.replay.verdict import NOTHING, OTHERWISE, REPRODUCED, judge
+
+pytestmark = pytest.mark.once("verdicts are made without SGLang")
+STEPS = 70
+FACTS = {
+    "page_size": 16, "size": 320, "size_full": 640, "size_swa": 320, "sliding_window_size": 127,
+    "max_running_requests": 8, "max_prefill_tokens": 512, "chunked_prefill_size": 128,
+    "enable_overlap": True, "schedule_policy": "fcfs", "speculative_algorithm": None,
+}  # fmt: skip
+
+
+def taped(other: int = 0, pages: int = 0, steps: int = STEPS, why: Why = Why.START) -> bytes:
+    """A tape; from step ``other`` on what the host knows is different, at ``pages`` the digest."""
+    parts = [bytes((Code.START, why)) + tape.start(0, 0, 0, 0, 0.7, 0)]
+    parts.append(tape.request(1, 3, 5, 0, -1, 0))
+    for step in range(1, steps + 1):
+        checksum = step + (1000 if other and step >= other else 0)
+        parts.append(bytes((Code.STEP,)) + checksum.to_bytes(2, "little"))
+        if step in (1, 64):
+            digest = step + (9 if step == pages else 0)
+            numbers = tape.number(step) + digest.to_bytes(8, "little")
+            parts.append(bytes((Code.PAGES,)) + numbers)
+    return b"".join(parts)
+
+
+def tape_of(events: bytes, limits: tuple[str, ...] = (), **facts: Any) -> Tape:
+    return pack([events], b"", 16, False, STEPS, 1, {**FACTS, **facts}, limits)
+
+
+def finding(step: int = STEPS, **changes: Any) -> Finding:
+    at = {"step": step, "forward_mode": "DECODE", "row": 1, "column": 2, **changes.pop("at", {})}
+    known = Finding(
+        check="page-table",
+        kind="stale",
+        site="attn.x",
+        headline="g4debug: page-table: page 9",
+        location=Location(**at),
+        expected="",
+        got="",
+    )
+    return dataclasses.replace(known, **changes)
+
+
+def record(found: Finding, page: int = 9, events: bool = True, **changes: Any) -> TrapRecord:
+    table = Table(
+        values=torch.ones(2, 3, dtype=torch.int64),
+        seq_lens=torch.ones(2, dtype=torch.int64),
+        first_live=torch.zeros(2, dtype=torch.int64),
+        bad=torch.tensor([[1, 2, page]]),
+        pool=Pool("full", 41, 16, 640),
+    )
+    steps = [Step(n, "DECODE", ("a",), (n,), rows=(3,)) for n in range(30, STEPS + 1)]
+    happened = [PageEvent(n, "decode", "full", (n,), 1) for n in range(40, STEPS + 1)]
+    return dataclasses.replace(
+        TrapRecord(
+            finding=found,
+            created="2026",
+            versions={"sglang": "0.5.23"},
+            geometry={"context_len": 2048},
+            steps=tuple(steps),
+            allocator=tuple(happened) if events else (),
+            table=table,
+        ),
+        **changes,
+    )
+
+
+def outcome(events: bytes, *records: TrapRecord, last: TrapRecord, **changes: Any) -> Outcome:
+    on = tape.read(events, 16, False)
+    made = Outcome("tape", "", on, dict(FACTS), records, last, 0, 1.0)
+    return dataclasses.replace(made, **changes)
+
+
+THERE = record(finding())
+ASKED = record(finding(check="flight-recorder", kind="asked"))
+
+
+def told(
+    there: TrapRecord, on: Tape, *here: TrapRecord, events: bytes = b"", **changes: Any
+) -> Any:
+    last = changes.pop("last", here[-1] if here else there)
+    found = outcome(events or taped(), *here, last=last, **changes)
+    return judge(there, on, tape.read(data(on), 16, False), found)
+
+
+def test_the_same_finding_with_all_states_equal_is_reproduced() -> None:
+    verdict = told(THERE, tape_of(taped()), THERE, ended="raised")
+    assert verdict.code == REPRODUCED
+    assert verdict.text.startswith("reproduced: g4debug: page-table")
+    assert "70 of 70 steps are equal" in verdict.more[0]
+    assert "nothing that a GPU computes" in verdict.more[1]
+
+
+@pytest.mark.parametrize(
+    "here",
+    [
+        record(finding(STEPS - 1)),
+        record(finding(kind="free")),
+        record(finding(check="kv-allocator")),
+        record(finding(at={"row": 0})),
+        record(finding(at={"column": 1})),
+        record(finding(at={"forward_mode": "EXTEND"})),
+        record(finding(), page=8),
+    ],
+    ids=["step", "kind", "tracer", "row", "column", "mode", "page"],
+)
+def test_another_finding_is_not_the_same_one(here: TrapRecord) -> None:
+    verdict = told(THERE, tape_of(taped()), here)
+    assert (verdict.code, verdict.text) == (OTHERWISE, "not reproduced: another finding came")
+
+
+def test_nothing_found_and_all_states_equal_is_innocence() -> None:
+    verdict = told(THERE, tape_of(taped()))
+    assert (verdict.code, verdict.text) == (OTHERWISE, "not reproduced, states equal")
+    assert "innocent" in verdict.more[1]
+
+
+def test_nobody_is_innocent_whose_pages_are_not_known() -> None:
+    there = record(finding(), events=False)
+    verdict = told(there, tape_of(taped()))
+    assert verdict.code == NOTHING
+    assert "known up to step 64 only" in verdict.more[1]
+
+
+@pytest.mark.parametrize(
+    ("events", "step"), [(taped(other=20), 20), (taped(pages=64), 64), (taped(steps=50), 51)]
+)
+def test_states_that_differ_say_nothing_whatever_was_found(events: bytes, step: int) -> None:
+    on = tape_of(taped())
+    for here in ((), (THERE,)):
+        verdict = told(THERE, on, *here, events=events)
+        assert verdict.code == NOTHING
+        assert verdict.text == f"states differ from step {step} of {STEPS} on"
+        assert verdict.states.differs == step
+
+
+def test_pages_that_differ_behind_the_last_digest_are_seen_in_the_events() -> None:
+    events = list(THERE.allocator)
+    events[-3] = dataclasses.replace(events[-3], pages=(5,))
+    verdict = told(THERE, tape_of(taped()), last=record(finding(), allocator=tuple(events)))
+    assert verdict.text == f"states differ from step {STEPS - 2} of {STEPS} on"
+
+
+def test_lengths_and_rows_that_differ_are_seen() -> None:
+    steps = list(THERE.steps)
+    steps[-2] = dataclasses.replace(steps[-2], rows=(4,))
+    verdict = told(THERE, tape_of(taped()), last=record(finding(), steps=tuple(steps)))
+    assert verdict.text == f"states differ from step {STEPS - 1} of {STEPS} on"
+    assert "rows was (3,), and is (4,) here" in verdict.more[0]
+
+
+def test_a_server_without_a_finding() -> None:
+    on = tape_of(taped())
+    assert told(ASKED, on).text == "reproduced: 70 of 70 steps are equal, and nothing was found"
+    found = told(ASKED, on, THERE)
+    text = f"found here, in step {STEPS}: g4debug: page-table: page 9"
+    assert (found.code, found.text) == (OTHERWISE, text)
+
+
+def test_what_stops_the_replay_early_is_told_with_the_states_up_to_there() -> None:
+    """There nobody looked, or it was found later; here a tracer stops the scheduler."""
+    early = record(finding(50))
+    for there in (ASKED, record(finding(check="flight-recorder", kind="exception"))):
+        got = told(there, tape_of(taped()), early, events=taped(steps=50), ended="raised")
+        assert "in step 50" in got.text
+        assert got.more[0].startswith("50 of 50 steps are equal")
+    differs = told(ASKED, tape_of(taped(other=20)), early, events=taped(steps=50), ended="raised")
+    assert differs.text == "states differ from step 20 of 50 on"
+    later = told(THERE, tape_of(taped()), early, events=taped(steps=50), ended="raised")
+    assert (later.code, later.text) == (OTHERWISE, "not reproduced: another finding came")
+
+
+def test_a_crash_is_explained_by_what_a_tracer_finds() -> None:
+    crash = finding(check="flight-recorder", kind="exception", got="RuntimeError in a.py:1 b")
+    verdict = told(record(crash), tape_of(taped()), THERE)
+    assert verdict.code == REPRODUCED
+    assert verdict.text.startswith(f"explained: in step {STEPS}, g4debug: page-table")
+    again = told(record(crash), tape_of(taped()), record(crash))
+    assert again.text.startswith("reproduced")
+    other = dataclasses.replace(crash, got="ValueError in a.py:1 b")
+    assert told(record(crash), tape_of(taped()), record(other)).code == OTHERWISE
+
+
+def test_a_tape_from_the_middle_has_no_states() -> None:
+    on = tape_of(taped(why=Why.IDLE))
+    verdict = told(THERE, on, record(finding(), page=8), events=taped(other=3))
+    assert verdict.code == REPRODUCED
+    assert verdict.text.startswith("reproduced, on other pages")
+    nothing = told(THERE, on)
+    assert nothing.code == NOTHING
+    assert "innocent" not in " ".join(nothing.more)
+
+
+def test_another_scheduler_is_refused() -> None:
+    verdict = told(THERE, tape_of(taped(), max_running_requests=9), THERE)
+    assert verdict.code == NOTHING
+    assert verdict.more == ("max_running_requests was 9, and is 8 here.",)
+
+
+@pytest.mark.parametrize("ended", ["stuck", "late", "died"])
+def test_a_replay_that_did_not_end_says_nothing(ended: str) -> None:
+    gone = {"recording": None} if ended == "died" else {}
+    assert told(THERE, tape_of(taped()), ended=ended, **gone).code == NOTHING
+
+
+# --- what is not begun ----------------------------------------------------------------------------
+
+
+def refused(there: TrapRecord) -> str:
+    def begin() -> None:
+        on, recording = recording_of(there)
+        setting_of(there, on, recording)
+
+    with pytest.raises(CannotReplay) as caught:
+        begin()
+    return str(caught.value)
+
+
+def having(**changes: Any) -> TrapRecord:
+    return dataclasses.replace(THERE, **{"tape": tape_of(taped()), **changes})
+
+
+def test_what_is_started() -> None:
+    there = having(
+        fixes={"draft-window": "applied: it has the bug", "page-clamp": "not-needed: it has not"},
+        environment={
+            "SGLANG_X": "1",
+            "SGLANG_PLUGINS": "1",
+            "G4DEBUG_FAULTS": "page-oob=on",
+            "SGLANG_EXTERNAL_MODEL_PACKAGE": "os",
+            "SGLANG_A=B": "1",
+            "G4DEBUG_LEAK_STEPS": "9",
+        },
+        arguments={"disable_radix_cache": True, "attention_backend": "fa3", "tp_size": 4},
+    )
+    on, recording = recording_of(there)
+    made = setting_of(there, on, recording)
+    assert made.arguments["disable_radix_cache"] is True
+    assert made.arguments["attention_backend"] == "trtllm_mha"
+    assert "tp_size" not in made.arguments
+    assert [note.split()[0] for note in made.notes] == [
+        "attention_backend=fa3", "4", "SGLANG_EXTERNAL_MODEL_PACKAGE",
+    ]  # fmt: skip
+    assert {name for name in made.environ if name.startswith("SGLANG_")} == {"SGLANG_X"}
+    assert made.environ["G4DEBUG_LEAK_STEPS"] == "9"
+    assert made.environ["SGLANG_X"] == made.environ["G4DEBUG_FIX_DRAFT_WINDOW"] == "1"
+    assert "SGLANG_PLUGINS" not in made.environ
+    assert "G4DEBUG_FIX_PAGE_CLAMP" not in made.environ
+    assert made.environ["G4DEBUG_FAULTS"] == "page-oob=on"
+    assert (made.window, made.context, made.mtp) == (128, 2048, False)
+    size, ratio = made.arguments["max_total_tokens"], made.arguments["swa_full_tokens_ratio"]
+    assert int(size * ratio) // 16 * 16 == 320
+
+
+@pytest.mark.parametrize(
+    ("there", "why"),
+    [
+        (having(tape=None), "has no tape"),
+        (having(tape=tape_of(taped(), ("LoRA adapters",))), "LoRA adapters"),
+        (having(tape=tape_of(taped(steps=0))), "no step"),
+        (having(tape=tape_of(taped() + b"\xee")), "damaged"),
+        (having(versions={"sglang": "0.5.19"}), "of SGLang 0.5.19"),
+        (having(tape=tape_of(taped(), speculative_algorithm="EAGLE3")), "EAGLE3"),
+        (having(tape=tape_of(taped(), size_swa=None)), "not divided"),
+        (having(geometry={}), "context_len"),
+        (having(tape=tape_of(taped(), size_full=1 << 40)), "size_full"),
+        (having(tape=dataclasses.replace(tape_of(taped()), format=9)), "format 9"),
+    ],
+)
+def test_what_cannot_be_replayed_is_said(there: TrapRecord, why: str) -> None:
+    assert why in refused(there)
+
+
+def test_recordings_of_this_file_are_what_they_should_be() -> None:
+    read: Recording = tape.read(taped(other=3), 16, False)
+    assert (read.steps, read.fresh, read.pages) == (STEPS, True, {1: 1, 64: 64})

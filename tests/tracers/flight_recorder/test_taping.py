@@ -1,0 +1,239 @@
+"""What of a scheduler's life gets on the tape: a stand-in for the scheduler, and the real hooks."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from g4debug.findings import tape
+from g4debug.findings.tape import Flush, How, Recording, Why
+from g4debug.findings.tape_record import data
+from g4debug.settings import Settings
+from g4debug.tracers.base import Context
+from g4debug.tracers.flight_recorder.page_digests import EVERY
+from g4debug.tracers.flight_recorder.taping import Taping
+
+PAGE = 16
+
+
+class TokenizedGenerateReqInput(SimpleNamespace):
+    pass
+
+
+class AbortReq(SimpleNamespace):
+    pass
+
+
+class FlushCacheReqInput(SimpleNamespace):
+    pass
+
+
+class LoadSomething(SimpleNamespace):
+    pass
+
+
+class FINISH_LENGTH:
+    pass
+
+
+class Mode(SimpleNamespace):
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def is_extend(self) -> bool:
+        return self.name == "EXTEND"
+
+
+EXTEND, DECODE = Mode(name="EXTEND"), Mode(name="DECODE")
+
+
+class Server:
+    """A scheduler as far as the tape looks at it, driven round by round."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.context = Context.alone("flight-recorder", Settings(debug=True, **settings))
+        self.taping = Taping(self.context)
+        self.allocator = SimpleNamespace(
+            size=640, free_pages=torch.arange(1, 41), available_size=lambda: self.free
+        )
+        self.free = 640
+        self.idle = True
+        self.scheduler = SimpleNamespace(
+            page_size=PAGE,
+            forward_ct=0,
+            new_token_ratio=0.7,
+            schedule_policy="fcfs",
+            waiting_queue=[],
+            running_batch=SimpleNamespace(reqs=[]),
+            token_to_kv_pool_allocator=self.allocator,
+            tree_cache=None,
+            server_args=SimpleNamespace(speculative_algorithm="NEXTN"),
+            is_fully_idle=lambda: self.idle,
+        )
+        self.taping.begin(self.scheduler)
+
+    def round(self, *messages: Any) -> None:
+        self.taping.round(self.scheduler, list(messages))
+
+    def rest(self, rounds: int = 1) -> None:
+        """Rounds in which there is nothing to do."""
+        for _ in range(rounds):
+            self.round()
+            self.taping.idle(self.scheduler)
+
+    def step(self, mode: Mode, *reqs: Any, accepted: tuple[int, ...] = ()) -> None:
+        batch = SimpleNamespace(reqs=list(reqs), forward_mode=mode, extend_num_tokens=9)
+        self.taping.step(self.scheduler, batch)
+        result = SimpleNamespace(accept_lens=torch.tensor(accepted) if accepted else None)
+        self.taping.result(None, self.scheduler, batch, result)
+
+    def read(self) -> Recording:
+        made = self.taping.tape()
+        assert made is not None
+        return tape.read(data(made), made.page, made.firsts)
+
+
+def asked(rid: str, tokens: list[int], longest: int = 9, **more: Any) -> Any:
+    params = SimpleNamespace(max_new_tokens=longest, ignore_eos=True)
+    return TokenizedGenerateReqInput(
+        rid=rid, input_ids=tokens, sampling_params=params, return_logprob=False,
+        logprob_start_len=-1, **more,
+    )  # fmt: skip
+
+
+def ended(rid: str, output: list[int]) -> Any:
+    return SimpleNamespace(
+        rid=rid, output_ids=output, finished_reason=FINISH_LENGTH(), finished=lambda: True
+    )
+
+
+def abort(rid: str) -> Any:
+    return AbortReq(rid=rid, abort_all=False)
+
+
+def test_requests_verifies_and_ends() -> None:
+    server = Server()
+    a, b = SimpleNamespace(rid="a"), SimpleNamespace(rid="b")
+    server.round(asked("a", list(range(20))), asked("b", list(range(16))))
+    server.step(EXTEND, a, b)
+    server.round()
+    server.step(DECODE, a, b, accepted=(3, 1))
+    server.round()
+    server.step(DECODE, a, b, accepted=(2, 4))
+    server.taping.released(ended("b", [7, 8, 9, 10, 11]))
+    server.round()
+    server.step(DECODE, a, accepted=(1,))
+    read = server.read()
+    one, two = read.requests.values()
+    assert (one.round, one.prompt, one.longest, one.how) == (1, 20, 9, How.RUNNING)
+    assert (list(one.accepted), list(two.accepted)) == ([3, 2, 1], [1, 4])
+    assert (two.output, two.how) == (5, How.LENGTH)
+    assert one.pages[0][1] == two.pages[0][1]  # they begin alike
+    assert (read.steps, read.begins.why) == (4, Why.START)
+
+
+def test_of_idle_rounds_in_a_row_two_count() -> None:
+    server = Server()
+    server.rest(50)
+    server.round(asked("a", [1]))
+    assert server.read().requests[1].round == 3
+
+
+def test_a_request_that_ends_while_it_waits_is_forgotten() -> None:
+    server = Server()
+    server.round(asked("a", [1]), abort("a"))
+    server.rest(2)
+    assert not server.taping.live
+    assert server.read().requests[1].how is How.ABORT
+
+
+def test_after_a_flush_the_tape_begins_anew_and_what_was_before_goes() -> None:
+    server = Server()
+    a = SimpleNamespace(rid="a")
+    server.round(asked("a", [1] * 40))
+    server.step(EXTEND, a)
+    server.taping.released(ended("a", [2]))
+    server.rest(2)
+    server.round(FlushCacheReqInput(timeout_s=None))
+    server.round(asked("b", [1] * 40))
+    read = server.read()
+    assert read.begins.why is Why.START
+    assert [type(x) for x in read.given][1] is Flush
+    assert server.taping.tape().chunks[1:]
+    for _ in range(2 * EVERY):
+        server.step(DECODE, SimpleNamespace(rid="b"), accepted=(1,))
+    read = server.read()
+    assert (read.begins.why, read.begins.steps, list(read.requests)) == (Why.FLUSH, 1, [2])
+
+
+def test_a_flush_of_a_busy_server_is_none() -> None:
+    server = Server()
+    server.idle = False
+    server.round(FlushCacheReqInput(timeout_s=None))
+    server.round()
+    assert server.taping.tape().chunks == (0,)
+
+
+def test_the_checksum_and_the_digests_tell_states_apart() -> None:
+    def run(change: str) -> Recording:
+        server = Server()
+        for n in range(3 * EVERY):
+            if n == 70:
+                if change == "order":
+                    server.allocator.free_pages = torch.arange(40, 0, -1)
+                server.free -= change == "free"
+            server.step(DECODE, SimpleNamespace(rid="a"))
+        return server.read()
+
+    plain, order, free = run(""), run("order"), run("free")
+    assert plain.checksums == order.checksums
+    assert plain.pages[EVERY] == order.pages[EVERY]
+    assert plain.pages[2 * EVERY] != order.pages[2 * EVERY]
+    assert plain.checksums[:70] == free.checksums[:70]
+    assert all(x != y for x, y in zip(plain.checksums[70:80], free.checksums[70:80], strict=True))
+
+
+@pytest.mark.parametrize(
+    ("message", "what"),
+    [
+        (asked("a", [1], lora_id="x"), "LoRA"),
+        (asked("a", [1], mm_inputs=object()), "images"),
+        (LoadSomething(), "the message LoadSomething"),
+    ],
+)
+def test_what_cannot_be_on_a_tape_is_said(message: Any, what: str) -> None:
+    server = Server()
+    server.round(asked("b", [1]))
+    assert server.taping.tape().limits == ()
+    server.round(message)
+    (limit,) = server.taping.tape().limits
+    assert what in limit
+    (status,) = (p for p in server.context.recorder.status.records() if p.name == "tape")
+    assert what in status.state
+
+
+def test_small_pages_make_no_tape() -> None:
+    server = Server()
+    server.scheduler.page_size = 1
+    server.taping.begin(server.scheduler)
+    server.round(asked("a", [1]))
+    assert server.taping.tape() is None
+    assert "pages of 1 tokens" in next(iter(server.taping.limits))
+
+
+def test_its_memory_is_bounded() -> None:
+    server = Server(tape=1)
+    for n in range(6000):
+        rid = f"r{n}"
+        server.round(asked(rid, [n] * 600))
+        server.step(EXTEND, SimpleNamespace(rid=rid))
+        server.taping.released(ended(rid, [1, 2]))
+    made = server.taping.tape()
+    assert made.size < 1 << 20
+    assert made.begins == "busy"
+    read = server.read()
+    assert 500 < len(read.requests) < 6000
+    assert read.requests[6000].output == 2
