@@ -10,7 +10,7 @@ import secrets
 import struct
 import zlib
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -129,13 +129,34 @@ class Taping:
     def install(self) -> None:
         global current
         current = self
-        before = self.context.before
-        before("scheduler.run_event_loop", self.begin)
-        before("scheduler.process_inputs", self.round)
-        before("scheduler.on_idle", self.idle)
-        before("scheduler.run_batch", self.step)
-        self.context.after("scheduler.process_result", self.result)
-        before("cache.release", self.released)
+        for site, hook in (
+            ("scheduler.run_event_loop", self.begin),
+            ("scheduler.process_inputs", self.round),
+            ("scheduler.on_idle", self.idle),
+            ("scheduler.run_batch", self.step),
+            ("cache.release", self.released),
+        ):
+            self.context.before(site, self.unless_failed(hook))
+        self.context.after("scheduler.process_result", self.unless_failed(self.result))
+
+    def unless_failed(self, hook: Callable[..., Any]) -> Callable[..., Any]:
+        """``hook``, until one of them fails: a tape with a gap would be replayed to wrong words.
+
+        Whatever the reason, for example an accept length that no verify can have, the flight
+        recorder goes on without a tape. After a failure the first argument is returned.
+        """
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not self.part.is_off:
+                try:
+                    return hook(*args, **kwargs)
+                except Exception as error:
+                    self.on = False
+                    name = getattr(hook, "__name__", "a hook")
+                    self.part.off(f"{name} failed: {type(error).__name__}: {error}", error)
+            return args[0]
+
+        return call
 
     def limit(self, what: str) -> None:
         """Something that is not on the tape: what happens from now on cannot be replayed."""
@@ -392,6 +413,8 @@ def accepted(result: Any) -> list[int] | None:
     """The tokens that each row of a verify got; None if it was no verify."""
     lens = getattr(result, "accept_lens", None)
     if lens is not None:
+        if lens.is_cuda:  # SGLang has copied it by now, wherever this was run
+            raise RuntimeError("accept_lens is on the device, and reading it there would wait")
         counts: list[int] = lens.tolist()
         return counts
     drafts = getattr(result, "num_correct_drafts_per_req_cpu", None)

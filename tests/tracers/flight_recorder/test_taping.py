@@ -224,6 +224,25 @@ def test_small_pages_make_no_tape() -> None:
     assert "pages of 1 tokens" in next(iter(server.taping.limits))
 
 
+def test_after_a_failure_there_is_no_tape_and_the_recorder_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """An accept length that is no byte. A tape with a gap would be replayed to wrong words."""
+    server = Server()
+    hooked = server.taping.unless_failed(server.taping.result)
+    one = SimpleNamespace(rid="a")
+    server.round(asked("a", list(range(20))))
+    server.step(EXTEND, one)
+    batch = SimpleNamespace(reqs=[one], forward_mode=DECODE)
+    for accepted in (-1, 2):
+        result = SimpleNamespace(accept_lens=torch.tensor([accepted]))
+        assert hooked("returned", server.scheduler, batch, result) == "returned"
+    assert server.taping.tape() is None
+    assert server.taping.part.is_off
+    assert caplog.text.count("the tape is off") == 1
+    assert not server.context.status.is_off
+
+
 def test_its_memory_is_bounded() -> None:
     server = Server(tape=1)
     for n in range(6000):
