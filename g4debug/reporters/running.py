@@ -9,7 +9,7 @@ from typing import IO
 from rich.console import Console
 from rich.text import Text
 
-from g4debug.findings.status import TracerStatus
+from g4debug.findings.status import TAPE, TracerStatus
 from g4debug.reporters import json
 from g4debug.reporters.text import cleaned, counted, hang
 
@@ -54,7 +54,9 @@ class Process:
         found = []
         if self.stuck:
             found.append(f"the event loop told nothing for {self.age:.0f} s: it is stuck")
-        return found + [f"{t.name} is {t.state}" for t in self.tracers if not t.sound]
+        # What the tape cannot carry keeps no tracer from its work.
+        judging = (t for t in self.tracers if t.name != TAPE)
+        return found + [f"{t.name} is {t.state}" for t in judging if not t.sound]
 
 
 @dataclass

@@ -7,9 +7,11 @@ import subprocess
 import sys
 import textwrap
 import threading
+from types import SimpleNamespace
 
 import pytest
 
+from g4debug.findings.status import Status
 from g4debug.findings.status_file import (
     ASKED_BYTES,
     MAX_BYTES,
@@ -18,6 +20,7 @@ from g4debug.findings.status_file import (
     ask,
     read,
 )
+from g4debug.findings.status_publisher import StatusPublisher
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memfd_create is Linux's")
 
@@ -128,3 +131,29 @@ def test_children_do_not_show_their_parents_status(board):
         [sys.executable, "-c", textwrap.dedent(forked)], capture_output=True, text=True, check=True
     )
     assert out.stdout.strip() == "{'step': 1} None"
+
+
+def test_a_dump_that_is_asked_for_is_written_once():
+    asked = []
+
+    def snapshot():
+        asked.append(1)
+        return f"/dumps/{len(asked)}.pt", ""
+
+    status = Status(SimpleNamespace(step=7))
+    publisher = StatusPublisher(status, {})
+    publisher.open()
+    try:
+        question = b"1" * ASKED_BYTES
+        ask(os.getpid(), question)
+        publisher.tell(0.0)
+        assert read(os.getpid())["no_dump"] == "no tracer keeps a tape"
+        status.snapshot = snapshot
+        ask(os.getpid(), b"2" * ASKED_BYTES)
+        for _ in range(3):
+            publisher.tell(0.0)
+        told = read(os.getpid())
+        assert (told["asked"], told["dump"]) == ((b"2" * ASKED_BYTES).hex(), "/dumps/1.pt")
+        assert len(asked) == 1
+    finally:
+        publisher.close()

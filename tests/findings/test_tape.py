@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import random
 import time
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sample_trap import sample_record
 
+from g4debug.dumps.plain import to_plain
 from g4debug.findings import tape
+from g4debug.findings.record import Tape
 from g4debug.findings.tape import Chain, Code, How, TapeError, Why
 from g4debug.findings.tape_record import data, pack, shortened
 
@@ -222,3 +227,24 @@ def test_what_is_before_the_tape_is_left_out() -> None:
     assert list(read.requests) == [2]
     assert list(read.requests[2].accepted) == [2]
     assert not read.fresh
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"size": 9}, "do not fill"),
+        ({"size": -1}, "do not fill"),
+        ({"chunks": (40,)}, "outside the tape"),
+        ({"chunks": (-1,)}, "outside the tape"),
+        ({"events": torch.zeros(2, 2, dtype=torch.int64)}, "one dimension"),
+        ({"events": torch.zeros(4, dtype=torch.int32)}, "int32"),
+    ],
+)
+def test_a_tape_of_another_shape_is_in_no_dump(changes: dict[str, Any], why: str) -> None:
+    known = {"events": torch.zeros(4, dtype=torch.int64), "size": 27, "chunks": (0,)}
+    hostile = Tape(
+        format=1, page=16, firsts=True, begins="", first=0, steps=0, requests=0, scheduler={},
+        **{**known, **changes},
+    )  # fmt: skip
+    with pytest.raises(ValueError, match=why):
+        to_plain(dataclasses.replace(sample_record(), tape=hostile))

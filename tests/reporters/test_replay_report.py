@@ -9,8 +9,10 @@ import json
 import pytest
 from test_report_snapshots import compare, fits, text
 
+from g4debug.findings.status import Limit, TracerStatus
 from g4debug.reporters import replay
 from g4debug.reporters.replay import Kept, Replayed, Shrunk
+from g4debug.reporters.running import Process
 
 RESULT = Replayed(
     code=0,
@@ -64,6 +66,13 @@ def test_what_is_left_of_a_search_without_time() -> None:
 def test_text_that_would_steer_a_terminal_is_shown() -> None:
     got = text(lambda c: replay.render(Replayed(2, "a\x1b[31mb", ("c\x1bd",)), c), 80)
     assert "\x1b" not in got
+
+
+def test_what_a_tape_cannot_carry_is_no_worry_of_doctors() -> None:
+    limited = TracerStatus("tape", limits=(Limit("it cannot carry this", "LoRA adapters", 9),))
+    process = Process(1, has_status=True, tracers=(limited,))
+    assert process.worries == []
+    assert "LoRA" in limited.state
 
 
 def test_json() -> None:

@@ -13,8 +13,11 @@ import pytest
 import torch
 
 from g4debug.dumps import reading
+from g4debug.findings import tape
 from g4debug.findings.record import Evidence, Finding, Location, Pool, Step, Table, TrapRecord
 from g4debug.findings.steps import Recorder
+from g4debug.findings.tape import Code, Why
+from g4debug.findings.tape_record import data, pack
 from g4debug.settings import Settings
 from g4debug.trapping import trap
 from g4debug.trapping.describe import Describer, geometry, located
@@ -157,6 +160,28 @@ def test_a_dump_that_stays_too_large_says_so(tmp_path):
     error = caught(make(tmp_path, describe, max_dump_mb=1), finding(), table(500, 2000))
     assert "G4DEBUG_MAX_DUMP_MB=1" in error.problem
     assert dumps(tmp_path) == []
+
+
+@pytest.mark.parametrize("each", [200 << 10, 2 << 20])
+def test_a_tape_is_shortened_before_the_rest_is_cut(tmp_path, each):
+    """To its newest chunks; and left out if even the newest one is too large."""
+    chunks = [
+        bytes((Code.START, Why.IDLE)) + tape.start(0, 0, n, 0, 0.7, 0) + bytes(each)
+        for n in range(10)
+    ]
+    on = pack(chunks, b"", 16, False, 0, 10, {}, ())
+    made = TrapRecord(finding(), "now", table=table(), tape=on)
+    error = caught(make(tmp_path, lambda f, e: made, max_dump_mb=1), finding(), table())
+    got = reading.read(error.path)
+    assert error.path.stat().st_size <= 1 << 20
+    assert torch.equal(got.table.values, table().values)
+    if each > 1 << 20:
+        assert got.tape is None
+        return
+    kept = len(got.tape.chunks)
+    assert kept in (4, 5)
+    assert data(got.tape) == b"".join(chunks[-kept:])
+    assert (got.tape.begins, got.tape.requests) == ("idle", kept)
 
 
 def test_steps_are_cut_too(tmp_path):
