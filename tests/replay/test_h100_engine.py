@@ -1,0 +1,37 @@
+"""Tapes of servers on a H100, replayed on the CPU engine. Each needs the release that made it.
+
+Recorded from ``tests/gpu/serve_shared_prefixes.py``: 400 requests, and 250 of which one meets the
+fault ``cached-page-alias``. Environment variables with paths were taken out of the dumps.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from real_engine import ENGINE
+
+from g4debug import cli
+from g4debug.hooking import targets
+
+pytestmark = [
+    ENGINE,
+    pytest.mark.long("some hundred steps, one to three minutes"),
+]
+HERE = Path(__file__).with_name("h100")
+TAPES = sorted(HERE.glob("*.pt"))
+
+
+@pytest.mark.parametrize("path", TAPES, ids=lambda path: path.stem)
+def test_each_step_is_the_same_on_two_cores(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    what, _, release = path.stem.rpartition("-")
+    if str(targets.sglang_version()) != release:
+        pytest.skip(f"recorded on {release}")
+    code = cli.main(["replay", str(path), "--json"])
+    result = json.loads(capsys.readouterr().out)
+    assert code == 0, result
+    assert result["text"].startswith("reproduced")
+    assert ("prefix-cache" in result["text"]) == (what == "cached-page-alias")
+    assert result["equal"] >= 290
+    assert result["pages_compared"] >= 10
