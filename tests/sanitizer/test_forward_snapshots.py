@@ -155,7 +155,7 @@ def test_a_row_that_was_wrong_at_launch_is_found_after_it_was_put_right(ahead):
     launched = it.launch()
     finding, _ = it.raised(launched)
     assert finding.kind == "foreign-page"
-    assert finding.expected.endswith(f": page {mine}")
+    assert finding.expected.endswith(f": full-pool page {mine}")
 
 
 def test_a_page_that_was_free_at_launch(ahead):

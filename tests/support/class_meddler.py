@@ -1,6 +1,6 @@
 """An SGLang plugin of the engine tests: one corruption of each of SGLang's structures.
 
-It works as hand_over_meddler does, with the cases below in place of that one's.
+It works as hand_over_meddler does, with the cases below beside that one's.
 """
 
 from __future__ import annotations
@@ -9,12 +9,9 @@ from typing import Any
 
 import hand_over_meddler
 import torch
-from hand_over_meddler import ANYTIME, CASES, PLACES, case
+from hand_over_meddler import ANYTIME, CASES, OWN, PLACES, case
 
 TREE = "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache"
-VALUES = {name: CASES[name] for name in ("draft-bonus", "result-lens", "output-one", "map-length")}
-CASES.clear()
-CASES.update(VALUES)
 PLACES |= {
     "metadata": "sglang.srt.layers.attention.trtllm_mha_backend.TRTLLMHAAttnBackend"
     ".init_forward_metadata",
@@ -118,4 +115,5 @@ def freed(scheduler, batch, *args, **kwargs):
     batch.token_to_kv_pool_allocator.free_full(row(batch, 0)[: size(batch)].long())
 
 
+NAMES = {"draft-bonus", "result-lens", "output-one", "map-length"} | CASES.keys() - OWN
 register = hand_over_meddler.register

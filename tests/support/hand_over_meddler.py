@@ -460,6 +460,9 @@ def committed_after(none, scheduler, batch, result):
     getattr(batch.reqs[1], "kv", batch.reqs[1]).kv_committed_len += 1
 
 
+OWN = frozenset(CASES)  # another plugin may add its own
+
+
 # --- how they get there --------------------------------------------------------------------------
 
 

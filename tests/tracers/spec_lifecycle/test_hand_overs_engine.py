@@ -207,4 +207,4 @@ def test_what_is_changed_on_its_way_is_told(ran, server, case):
 
 
 def test_each_case_is_in_a_test():
-    assert CASES["mtp"].keys() | CASES["plain"].keys() == hand_over_meddler.CASES.keys()
+    assert CASES["mtp"].keys() | CASES["plain"].keys() == hand_over_meddler.OWN
