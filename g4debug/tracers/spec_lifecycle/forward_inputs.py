@@ -1,12 +1,12 @@
-"""What a forward is given of each request: its row of ``req_to_token``, its length, its positions.
+"""Checks what a forward is given: each request's row of ``req_to_token``, length and positions.
 
-All of it follows from what SGLang has on the host, on every server. A row that the table does not
-have ends the process with SIGSEGV where it is read, and a place for KV that the pool does not have
-with an IndexError where its SWA slot is looked up. So both are looked at before anybody uses them:
-when a step reads the FutureMap, and right before and behind the making of each ``ForwardBatch``. On
-a CPU the values are there at once. On a GPU they are brought to the host as the forward is
-launched, and are compared before its tokens leave; a row that is not there has done its harm by
-then.
+All of these follow from numbers that SGLang has on the host, on every server. A row that the table
+does not have ends the process with SIGSEGV where it is read, and a place for KV that the pool does
+not have ends it with an IndexError where its SWA slot is looked up. So both are looked at before
+anybody uses them: when a step reads the FutureMap, and right before and after each ``ForwardBatch``
+is made. On a CPU the values are there at once. On a GPU they are brought to the host as the forward
+is launched, and are compared before its tokens leave; a row that does not exist has done its harm
+by then.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class ForwardInputs:
         return made
 
     def before_process(self, *args: Any, **kwargs: Any) -> None:
-        """SGLang has waited for the step whose result this is."""
+        """SGLang processes a result, so it has waited for that step: judge what has arrived."""
         while self._late and self._judge(SITE, self._late[0]):
             self._late.popleft()
 

@@ -1,4 +1,4 @@
-"""What each part of a step hands to the next one: the tensors whose values are compared.
+"""The tensors that each part of a step hands to the next one, for comparing their values.
 
 Each row says where a tensor's values are taken for the first time, right behind what makes them,
 and where they must still be the same. The names of the ends are those in the findings. The table in
@@ -35,8 +35,8 @@ class Reading:
 class HandedOn:
     """One tensor on its way.
 
-    columns: numbers for each request, in words. every: it is so on all servers, not only on those
-    that speculate. later: it is taken by the next step of the request.
+    columns: how many numbers it has, in words. every: all servers hand it on, also those that do
+    not speculate. later: the next step of the request takes it.
     """
 
     made: Reading

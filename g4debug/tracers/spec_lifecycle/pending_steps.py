@@ -1,9 +1,9 @@
-"""What a worker's step began with, until SGLang processes its result.
+"""Keeps the values of a worker's step until SGLang processes the step's result.
 
-With overlap scheduling the next step begins before that. Then SGLang knows on the host what was
-accepted, and its own books (``kv_committed_len``, ``output_ids``) have come to the beginning of
-this step. So the values that the step had on the device are held against them there, before any of
-its tokens leaves.
+With overlap scheduling the next step begins before that. When the result is processed, SGLang knows
+on the host which tokens were accepted, and its own books (``kv_committed_len``, ``output_ids``)
+have come to the beginning of this step. So the values that the step had on the device are compared
+with the books then, before any of its tokens leaves.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ INDICES, LENS, BONUS, NEW_LENS = h.INDICES.key, h.LENS.key, h.BONUS.key, h.NEW_L
 
 
 def committed(requests: Sequence[Any]) -> list[int]:
-    """What SGLang's books say, for the releases in which nothing is claimed in advance."""
+    """SGLang's number of committed tokens, for releases that count nothing in advance."""
     return req_kv.column(requests, req_kv.COMMITTED)
 
 
@@ -88,7 +88,7 @@ class PendingStep:
         self.written = Written(self.number, self.copies, self.requests)
 
     def left(self, reading: h.Reading) -> list[int | None]:
-        """What each request's last step left of this, None where it is not known."""
+        """The value that each request's last step left for ``reading``. None: not known."""
         return [None] * len(self.rows) if self.last is None else self.last.left(reading.key)
 
     @property
@@ -131,7 +131,7 @@ class PendingStep:
         return violation or at_rows(self._check_new(values, some, accepted), live)
 
     def check_fed(self) -> Violation | None:
-        """What the target is about to compute, as far as its values are on the host by now."""
+        """Check the target's input, as far as its values are on the host by now."""
         verify = Verify(self.width, self.depth, self.chain, self.simulated, self.local)
         rows = Rows(self.rids, live_rows(self.requests))
         return check_verify_input(rows, verify, self.copies.get() or {})
@@ -145,7 +145,7 @@ class PendingStep:
         return check_verify_result(Rows(self.rids, live_rows(self.requests)), verify, values)
 
     def check_kept(self, kept: Sequence[Sequence[int]]) -> Violation | None:
-        """What each request is given is the beginning of what the host got for it."""
+        """Each request is given the first of the tokens that the host got for it."""
         tokens, width = self.tokens, self.width
         if tokens is None or len(tokens) != width * len(kept):
             return None
@@ -163,7 +163,7 @@ class PendingStep:
         return check_from_last(rows, STALE, h.LEFT_HIDDEN, h.HIDDEN, left, values)
 
     def _check_shapes(self, values: dict[str, list[int]]) -> Violation | None:
-        """What was copied must have one number for each request."""
+        """Each copied tensor must have one number for each request."""
         count = len(self.requests)
         for name, what in _NAMES.items():
             numbers = values.get(name)
@@ -176,7 +176,7 @@ class PendingStep:
     def _check_inputs(
         self, values: dict[str, Sequence[int]], some: Some, requests: Sequence[Any]
     ) -> Violation | None:
-        """What the step began with, of the requests that go on."""
+        """Check the values with which the step began, for the requests that go on."""
         indices, lens, bonus = values.get(INDICES), values.get(LENS), values.get(BONUS)
         violation = None
         if indices is not None:

@@ -244,7 +244,7 @@ class SpecLifecycle:
         taken: h.Reading,
         read: dict[str, list[int]],
     ) -> Violation | None:
-        """What the requests of a batch read is what their last steps left."""
+        """The requests of a batch read the values that their last steps left."""
         last = self.rows.last(req_kv.column(batch.reqs, req_kv.ROW), batch.reqs)
         rows = Rows([str(r.rid) for r in batch.reqs], live_rows(batch.reqs))
         return check_from_last(rows, kind, made, taken, last.left(made.key), read)
@@ -364,9 +364,10 @@ class SpecLifecycle:
         self.log.judge("worker.draft", batch, violation)
 
     def _check_seed(self, step: PendingStep, bonus: Any) -> Violation | None:
-        """A token that is none is told before the draft looks it up, where that waits for nobody.
+        """Report a number that is no token before the draft looks it up, if that waits for nobody.
 
-        What is a token is told where it is known best: behind the step that it is of.
+        A wrong number that is a token is reported when this step's result is processed, because
+        more is known about it then.
         """
         given = [] if bonus.is_cuda else bonus.tolist()
         if not any(map(sampled_tokens.no_token, step.requests, given)):
@@ -456,7 +457,7 @@ class SpecLifecycle:
         return result
 
     def after_kernel(self, result: Any, *args: Any, **kwargs: Any) -> Any:
-        """The kernel of a greedy verify has decided what is accepted."""
+        """The kernel of a greedy verify has decided which tokens are accepted."""
         step = self._now
         if step is not None and step.decode and self.judging:
             tokens, index, correct = result
@@ -547,7 +548,7 @@ class SpecLifecycle:
         return none
 
     def _read_left(self, step: PendingStep, spec: Any) -> None:
-        """What the next step of these requests begins with."""
+        """Read the values with which the next step of these requests begins."""
         if self.judging:
             hidden = spec.hidden_states
             left = {
@@ -766,7 +767,7 @@ def nothing_to_check() -> str:
 
 
 def unknown(server_args: Any) -> list[str]:
-    """What this server does that the tracer was not run with."""
+    """Features of this server with which the tracer was never run, in words."""
     found = []
     if server_argument(server_args, "disaggregation_mode", "null") != "null":
         found.append("prefill and decode are disaggregated, so another server begins the requests")
@@ -782,10 +783,11 @@ def unknown(server_args: Any) -> list[str]:
 
 
 def follows_values(settings: Any) -> bool:
-    """True if the values of what a step hands on are compared.
+    """True if the values that a step hands on are compared.
 
-    On a GPU that was never run: a tensor that is read at another time than here would make a false
-    finding, so a finding must not do more than be reported there.
+    This was never run on a GPU. There, a tensor that is read at another time than here would make a
+    false finding. So on a GPU values are compared only in mode ``log``, which only reports them, or
+    if G4DEBUG_NOT_RUN_ON_THIS_RELEASE asks for it.
     """
     if settings.cpu or not torch.cuda.is_available():
         return True

@@ -94,10 +94,10 @@ def _columns(counts: Counts) -> list[list[int]]:
 class DeviceLengths:
     """Compares ``batch.seq_lens`` on the device with the host's copy, without waiting for it.
 
-    What is compared is what the draft begins with. A copy to pinned memory is started while the
-    target's forward runs, because then it costs the step nothing; until then nobody changes the
-    lengths. It is looked at after the verify, which has waited for the same stream anyway. On a CPU
-    the two are compared at once.
+    Compares the lengths with which the draft begins. The copy to pinned memory is started while
+    the target's forward runs, because then it costs the step nothing. Nobody changes the lengths
+    until then. The copy is read after the verify, which has waited for the same stream anyway. On a
+    CPU the two are compared at once.
     """
 
     def __init__(self) -> None:
@@ -114,7 +114,7 @@ class DeviceLengths:
         return None
 
     def start(self) -> None:
-        """The target's forward runs now: start the copy of what the last draft began with."""
+        """The target's forward runs now: start to copy the last draft's lengths."""
         if self._begun is None:
             return
         (seq_lens, expected), self._begun = self._begun, None
