@@ -45,7 +45,7 @@ class Asserted:
         return f"{what} in a kernel (device-side assert `{first.expression}`, {words.place(first)})"
 
     def words(self) -> str:
-        """What was printed, for GOT. One line."""
+        """The assertions that were printed, or why they are not here, for GOT. One line."""
         if not self.asserts:
             return (
                 f"What CUDA printed about the assertion is not here, because {self.why}. The "
@@ -62,7 +62,7 @@ class Asserted:
         return said
 
     def cause(self) -> str:
-        """What the evidence singles out, or that it does not. One line."""
+        """The lookup that the evidence singles out, or that it does not. One line."""
         if not self.about_an_index:
             return "The assertion is not about the index of a lookup. Its text says what it checks."
         return lookups.sentence(self.judged)

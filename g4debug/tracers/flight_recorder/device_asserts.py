@@ -5,10 +5,10 @@ Each thread with a failed assertion prints a line, thousands of threads the same
     /pytorch/aten/src/ATen/native/cuda/Indexing.cu:1141: indexSelectLargeIndex: block: [3,0,0],
     thread: [64,0,0] Assertion `srcIndex < srcSelectDimSize` failed.
 
-The form is in NVIDIA's CUDA C++ Programming Guide, section "Assertion". What file and kernel
-say about the lookup is read off PyTorch's sources (``aten/src/ATen/native/cuda``). An embedding is
-an ``index_select`` there, and in newer ones a large ``index_select`` is a ``gather``.
-``torch.compile`` makes Triton kernels, whose assertions do not name the lookup, but the size of the
+The form is in NVIDIA's CUDA C++ Programming Guide, section "Assertion". Which lookup a file and a
+kernel belong to is read off PyTorch's sources (``aten/src/ATen/native/cuda``). An embedding is an
+``index_select`` there, and in newer releases a large ``index_select`` is a ``gather``.
+``torch.compile`` makes Triton kernels. Their assertions do not name the lookup, but the size of the
 table: ``index out of bounds: 0 <= tmp4 < 32000``.
 """
 

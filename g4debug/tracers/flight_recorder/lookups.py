@@ -73,7 +73,7 @@ def _not_this(lookup: Lookup, found: DeviceAssert) -> str:
 
 
 def sentence(lookups: Sequence[Lookup]) -> str:
-    """What the evidence singles out, for CAUSE. It accuses one lookup, or it says "not known"."""
+    """One sentence for CAUSE: it accuses one lookup, or it says "not known"."""
     could = [x for x in lookups if x.verdict == COULD]
     if len(could) == 1:
         (one,) = could

@@ -193,7 +193,7 @@ class Taping:
         self.ring.trim(self.steps)
 
     def go_on(self, begins: tape.Start) -> None:
-        """Record all that follows as the scheduler did whose tape begins so: for a replay."""
+        """Start a tape without a limit that begins like the replayed one: for a replay."""
         self.ring = tape.Ring(1 << 40, settled=1 << 40)
         self.steps, self.checksum = begins.steps, begins.checksum
         self._start(begins.why)
@@ -305,7 +305,7 @@ class Taping:
             self.limit(f"the message {kind}")
 
     def _abort_by_prefix(self, rid: str) -> None:
-        """SGLang aborts each request whose id begins so."""
+        """SGLang also aborts each request with a longer id that begins with ``rid``."""
         if any(other.startswith(rid) for other in self.live):
             self.limit("an abort of several requests by the beginning of their ids")
 
@@ -444,7 +444,7 @@ def ratio(scheduler: Any) -> float:
 
 
 def facts(scheduler: Any) -> dict[str, Plain]:
-    """What a scheduler decides by, beside the requests."""
+    """The numbers and settings by which a scheduler decides, beside the requests."""
     found: dict[str, Any] = {name: getattr(scheduler, name, None) for name in SCHEDULER}
     allocator = scheduler.token_to_kv_pool_allocator
     found |= {name: getattr(allocator, name, None) for name in POOLS}
@@ -460,7 +460,7 @@ def facts(scheduler: Any) -> dict[str, Plain]:
 
 
 def unsupported(scheduler: Any, page: int) -> Iterator[str]:
-    """What this server does that a tape cannot carry, in words."""
+    """Features of this server that a tape cannot carry, in words."""
     args = scheduler.server_args
     for name, what in ARGUMENTS.items():
         if server_argument(args, name) not in (None, False, "null"):

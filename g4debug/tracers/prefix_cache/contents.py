@@ -1,9 +1,9 @@
-"""What each page of the full pool holds, as far as it was handed to the prefix cache.
+"""Remembers the contents of the pages of the full pool that were handed to the prefix cache.
 
-An entry says of a page: from which tokens its KV was computed (:mod:`.digests`), which request
+The entry of a page says from which tokens its KV was computed (:mod:`.digests`), which request
 handed it over, and in which step. It is made when a request hands the page over, and forgotten when
 the page is freed or handed out anew. A node of the prefix cache that is split, or that loses its
-SWA pages, needs no entry of its own: its pages hold what they held before.
+SWA pages, needs no entry of its own: its pages hold the same KV as before.
 """
 
 from __future__ import annotations
@@ -17,7 +17,11 @@ from g4debug.tracers.prefix_cache.digests import Digests
 
 
 class Entry(NamedTuple):
-    """Who handed a page over: a request, '' if that is not known, in a step, as its n-th page."""
+    """Tells who handed a page over.
+
+    request: '' if it is not known. step: the step in which it did. column: the page is the
+    request's page number ``column``, from 0 on.
+    """
 
     request: str
     step: int

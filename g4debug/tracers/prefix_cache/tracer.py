@@ -58,8 +58,8 @@ LOGGED = 8  # suspicions that were not confirmed
 
 @dataclass(frozen=True)
 class Prompt:
-    """The beginning of a prompt: the digests of its pages. request: whose it is, None if that is
-    not known."""
+    """The beginning of a prompt: the digests of its pages. request: the one that has this prompt,
+    None if it is not known."""
 
     digests: Digests
     request: Any
