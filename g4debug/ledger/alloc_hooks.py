@@ -181,7 +181,7 @@ class AllocHooks:
     def _entries(
         self, pool: PoolLedger, kind: str, pages: Pages, shares: Iterable[Share], where: str
     ) -> Iterator[Callable[[], Any]]:
-        """What enters that these shares of the new pages were handed out."""
+        """Functions that enter the hand-out of these shares of the new pages."""
         enter = partial(self.ledger.enter, pool, kind, holds=True, caller=where)
         for rid, first, end, positions in shares:
             yield partial(enter, pages[first:end], request=rid, positions=positions)
@@ -403,9 +403,9 @@ class AllocHooks:
             self.ledger.pairs = None
 
     def _returned(self, full: torch.Tensor, out: torch.Tensor, last: torch.Tensor) -> None:
-        """The SWA allocator returned other indices than its full pool had handed out: which?
+        """The SWA allocator returned other indices than its full pool had handed out: enter them.
 
-        Not those of pages that sequences continue in: SGLang itself names these, in ``last``.
+        Pages in which sequences continue are left out: SGLang itself names these, in ``last``.
         """
         pool, parts = self.ledger.pools["full"], (out, full, last)
         counts = np.cumsum([part.numel() for part in parts])

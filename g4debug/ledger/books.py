@@ -104,11 +104,11 @@ class PoolLedger:
             self.partner[inside] = 0
 
     def inside(self, pages: Pages) -> Pages:
-        """Those of ``pages`` that are in this pool, without the reserved page 0."""
+        """Selects from ``pages`` the ones in this pool, without the reserved page 0."""
         return pages[(pages > 0) & (pages < self.pages)]
 
     def not_held(self, pages: Pages) -> Pages:
-        """Those of ``pages`` that are not held pages of this pool, in the order given."""
+        """Selects from ``pages`` the ones that this pool does not hold, in the order given."""
         if not len(pages):
             return pages
         if self.held.take(pages, mode="clip").all() and pages.max() < len(self.held):

@@ -1,12 +1,12 @@
 """Brings token and page indices from a GPU to the host, in the order in which they were posted.
 
-What is posted is copied on the device at once, so that it may change there. It is sent with all
-else that was posted until then: one copy to pinned memory, which nobody waits for. It is entered
-when that has arrived.
+Posted indices are copied on the device at once, so SGLang may change the originals. Later all
+indices that were posted until then are sent together: one copy to pinned memory, for which nobody
+waits. They are entered when that copy has arrived.
 
 Without overlap scheduling the GPU waits while the host prepares a step, and then the host waits for
-the GPU. So what a step allocated is gathered, and sent and entered in the time in which the
-target's forward runs (:meth:`IndexTransport.meanwhile`): there it costs a server nothing.
+the GPU. So the indices that a step allocated are gathered. They are sent and entered while the
+target's forward runs (:meth:`IndexTransport.meanwhile`): that costs a server nothing.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ class Posted:
 class IndexTransport:
     """One for each ledger.
 
-    step: the step in which what is entered now was posted; None while nothing is entered.
-    waiting: what was posted and is not entered yet, oldest first.
-    gathers: what is posted is sent while the next forward runs (:meth:`meanwhile`), and not before
-        it. Whichever it is, all that was posted until then is sent together.
+    step: while indices are entered, the step in which they were posted; else None.
+    waiting: the indices that were posted and are not entered yet, oldest first.
+    gathers: True if indices that a step posts are sent while its forward runs (:meth:`meanwhile`),
+        and not before. In both cases all that wait are sent together.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -107,7 +107,7 @@ class IndexTransport:
         self.waiting.append(Posted(words, enter, self._recorder.event_step))
 
     def _on_current_stream(self, indices: Tensor) -> None:
-        """What is posted next is posted on the current stream. Send what was posted on another."""
+        """Post on the current stream from now on. Send indices that were posted on another."""
         device = indices.get_device()
         raw = torch._C._cuda_getCurrentRawStream(device) if device >= 0 else -1
         if raw != self._raw:  # a tenth of the time of asking for the stream itself
@@ -123,7 +123,7 @@ class IndexTransport:
                 self._send(unsent)
 
     def _send(self, count: int) -> None:
-        """Start to copy the first ``count`` of what is not sent yet, on the current stream."""
+        """Start to copy the first ``count`` posts that were not sent yet, on the current stream."""
         sent = tuple(islice(self.waiting, self._sent, self._sent + count))
         self._sent += count
         self._gathered = 0
@@ -199,6 +199,6 @@ class IndexTransport:
         self.forget()
 
     def forget(self) -> None:
-        """Enter nothing of what waits."""
+        """Drop everything that waits, without entering it."""
         self.waiting.clear()
         self._sent = self._gathered = 0

@@ -49,7 +49,7 @@ def place(row: int, column: int) -> int:
 
 
 def both(lent: int, cached: int) -> int:
-    """The word for a row of whose tokens the prefix cache lent and holds so many."""
+    """The word for a row: how many of its tokens the prefix cache lent, and how many it holds."""
     return lent * HIGH + cached
 
 
@@ -177,7 +177,7 @@ class Owners:
     def give(
         self, indices: torch.Tensor, offsets: list[int], rows: list[int], columns: list[int]
     ) -> None:
-        """Pages were handed out: that of ``indices[offsets[i]]`` for a column of a row.
+        """Pages were handed out: the page of ``indices[offsets[i]]`` for ``columns[i]`` of a row.
 
         indices: int32/int64 [n], token indices of the full pool, contiguous. rows: 0 for a row that
         is not known. Never waits.
@@ -203,11 +203,12 @@ class Owners:
         )
 
     def protect(self, requests: list[Any], req_to_token: torch.Tensor | None = None) -> None:
-        """Before a forward: learn how much of these requests' rows is the prefix cache's.
+        """Before a forward: learn how much of these requests' rows the prefix cache owns.
 
-        A request that is new in its row has been lent what the cache holds of it. If that becomes
-        more, the request gave it its own pages, but for those in whose place ``req_to_token`` names
-        the cache's. Without that tensor, all of it counts as lent.
+        If a request is new in its row, the cache has lent it all tokens that it holds of the row.
+        If the cache holds more tokens later, the request has handed over its own pages. But where
+        the cache had a page already, ``req_to_token`` now names that page, which is lent. Without
+        that tensor, all tokens count as lent.
         """
         if self.protected is None or self.given_up:
             return
