@@ -29,7 +29,7 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True)
 class Order:
-    """dump: whose tape is replayed. arguments, mtp, vocab, window, context: see ``Setting``."""
+    """dump: the dump with the tape. arguments, mtp, vocab, window, context: see ``Setting``."""
 
     dump: str
     arguments: dict[str, Any]

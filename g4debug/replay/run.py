@@ -98,7 +98,7 @@ def replayed(
 def _others(
     made: setting.Setting, fixes: Mapping[str, bool], releases: Sequence[str]
 ) -> Iterator[tuple[str, setting.Setting]]:
-    """What else to replay: its name, and how."""
+    """Further settings to replay with: a name for each, and the setting."""
     for fix, on in fixes.items():
         environ = {**made.environ, fix_switch(fix): str(int(on))}
         name = f"fix {fix} {'on' if on else 'off'}"

@@ -44,10 +44,10 @@ VOCAB, MOST_WORDS, CENTROIDS = 512, 1 << 18, 32
 
 @dataclass(frozen=True)
 class Setting:
-    """What is started.
+    """The server that is started for a replay.
 
     arguments: of SGLang's server. vocab, window, context: of the toy model. environ: variables of
-    SGLang and g4debug. notes: what is not as it was, in words.
+    SGLang and g4debug. notes: differences to the recorded server, in words.
     """
 
     release: str

@@ -1,7 +1,8 @@
-"""Compares a replay with the dump whose tape it is of.
+"""Compares a replay with the dump that has the tape.
 
-It says "reproduced" and "states equal" only of what was compared. A tape that does not begin with
-fresh pages has no comparable states: then other pages are in use, and nothing is said of them.
+It says "reproduced" and "states equal" only about states that were compared. A tape that does not
+begin with fresh pages has no comparable states: other pages are in use then, so it claims nothing
+about them.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ RECORDER = "flight-recorder"
 class States:
     """The comparison of the states before each step.
 
-    equal: that many steps from the first one on. differs: the first step that differs, 0 if none
-    does. since: the last step before it of which all pages are known to be equal. pages: in how
-    many steps the places of all pages were compared, and last: in which one last. exact: the last
-    step whose events of the allocators were compared, each with its pages; 0 for none.
+    equal: so many steps are equal, from the first one on. differs: the first step that differs, 0
+    if none does. since: the last step before it in which all pages are known to be equal. pages: in
+    how many steps the places of all pages were compared and equal. last: the last such step. exact:
+    the last step for which the allocators' events were compared, each with its pages; 0 for none.
     """
 
     equal: int
@@ -133,7 +134,7 @@ class Verdict:
 
 
 def judge(record: TrapRecord, on: Tape, recorded: Recording, outcome: Outcome) -> Verdict:
-    """What a replay says about the finding of a dump."""
+    """The verdict of a replay on the finding of a dump."""
     if outcome.recording is None:
         return Verdict(NOTHING, f"cannot be replayed, because the scheduler {_end_of(outcome)}")
     differs = list(_facts(on.scheduler, outcome.scheduler))
@@ -261,7 +262,7 @@ def _of_unknown_pages(
 
 
 def _up_to(recorded: Recording, there: Finding | None, first: int) -> Recording:
-    """The steps up to that of the finding: in log mode a server runs on."""
+    """The steps up to the finding's: in log mode a server runs on after it."""
     if there is None or there.location.step <= first:
         return recorded
     steps = there.location.step - first
@@ -269,7 +270,7 @@ def _up_to(recorded: Recording, there: Finding | None, first: int) -> Recording:
 
 
 def _facts(there: dict[str, Plain], here: dict[str, Plain]) -> Iterator[str]:
-    """What the two schedulers decide by, and is not the same."""
+    """The settings by which the two schedulers decide differently, a sentence each."""
     for name in sorted(there.keys() & here.keys()):
         if there[name] != here[name]:
             yield f"{name} was {there[name]}, and is {here[name]} here."
