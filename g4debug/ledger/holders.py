@@ -1,6 +1,6 @@
 """Reads from SGLang's own structures which pages are held, at the moment of asking.
 
-The ledger is our record of what the allocators did. It can be wrong, if SGLang has a way to hand
+The ledger is our record of the allocators' calls. It can be wrong, if SGLang has a way to hand
 out or take back pages that no hook sees. So a finding that rests on the ledger is confirmed here
 first. SGLang knows about its pages from these structures:
 
@@ -189,7 +189,7 @@ class Holders:
     def rows(self, requests: Iterable[Any]) -> dict[int, int]:
         """Tokens that are allocated in each row in use, -1 if that is not known.
 
-        requests: the requests that we have seen. Those of SGLang's running batch are added.
+        requests: the requests that we have seen. SGLang's running batch is added to them.
         """
         pool = self.scheduler.req_to_token_pool
         free = set(pool.free_slots)
