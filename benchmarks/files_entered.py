@@ -133,7 +133,7 @@ class Server:
         self.layer = next(x for x in self.rig.layers if not self.rig.sliding[x.layer_id])
 
     def ways(self) -> Iterator[Files]:
-        """What each way enters, in the order of GOALS."""
+        """The files that each way enters, in the order of GOALS."""
         yield self.table(bad=False).files
         before = set(self.dumps.glob("*.pt"))
         bad = self.table(bad=True)
@@ -168,7 +168,7 @@ class Server:
 
 
 def enters(call: Callable[[], Any], bad: bool) -> Entered:
-    """What a call enters, which must end with a finding if there is something bad."""
+    """The files that a call enters. It must end with a finding if ``bad``, and without if not."""
     found = entered(call)
     if (found.raised is not None) != bad or bool(found.to_record) != bad:
         sys.exit(f"expected {'a finding' if bad else 'no finding'}, got: {found.raised!r}")
@@ -176,7 +176,7 @@ def enters(call: Callable[[], Any], bad: bool) -> Entered:
 
 
 def show(dump: Path) -> Entered:
-    """What ``g4debug show`` of a dump enters."""
+    """The files that ``g4debug show`` of a dump enters."""
     from g4debug.cli import main
 
     codes: list[int] = []

@@ -22,7 +22,7 @@ PATIENCE = 300  # seconds for any one thing that a server does
 
 
 class Gated(Server):
-    """A server whose scheduler waits in ``served/gate.py`` until :meth:`start`."""
+    """A server. Its scheduler waits in ``served/gate.py`` until :meth:`start`."""
 
     def __init__(self, name: str, variant: Variant, device: str, folder: Path) -> None:
         self.gate = folder / name
@@ -43,7 +43,7 @@ class Gated(Server):
         return self.read()
 
     def facts(self) -> dict[str, Any]:
-        """What the scheduler says of itself; see ``gate.facts``."""
+        """The scheduler's facts about itself; see ``gate.facts``."""
         path = Path(f"{self.gate}.facts")
         path.unlink(missing_ok=True)
         os.kill(int(Path(f"{self.gate}.ready").read_text()), signal.SIGUSR2)

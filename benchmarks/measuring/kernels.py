@@ -90,7 +90,7 @@ def compare(
     build: Callable[[str, int, str, bool], Sequence[Stage]],
     check: Callable[[Sequence[Stage]], None] = same,
 ) -> None:
-    """What a script does: check its variants, then measure them at each size, or tune ours.
+    """Run a script: check its variants, then measure them at each size, or tune ours.
 
     keys: the columns that tell the sizes apart. names: of the widths. build: (name, rows, device,
     whether with torch.compile) -> the stages.

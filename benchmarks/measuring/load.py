@@ -1,4 +1,4 @@
-"""What a benchmark sends to a server: prompts with shared beginnings, drawn from a seed."""
+"""A benchmark's requests: prompts with shared beginnings, drawn from a seed."""
 
 from __future__ import annotations
 

@@ -22,9 +22,9 @@ class Variant:
     """One variant of a server.
 
     environment: variables in addition to ours. engine: arguments of sgl.Engine in addition to the
-    benchmark's. wrapper: a command that runs the server. plugin: a module of ``served/`` whose
-    ``register`` SGLang calls. answers: the module of ``served/`` that answers. python: the Python
-    of another environment, '' for this one.
+    benchmark's. wrapper: a command that runs the server. plugin: a module of ``served/``; SGLang
+    calls its ``register``. answers: the module of ``served/`` that answers. python: the Python of
+    another environment, '' for this one.
     """
 
     environment: Mapping[str, str] = field(default_factory=dict)

@@ -49,7 +49,7 @@ VARIANTS |= {
 
 @dataclass(frozen=True)
 class Load:
-    """What every server is sent. fill: requests that fill the cache, and their tokens.
+    """The requests for every server. fill: requests that fill the cache, and their tokens.
 
     phases: (requests at a time, requests). contexts: the prompts' tokens, one phase for each, in
     place of prompts that share beginnings. of_context: requests of each, and their tokens. vocab:
