@@ -32,7 +32,7 @@ _ALGORITHM = re.compile(r"server_args=ServerArgs\(.*speculative_algorithm='?(\w+
 
 
 def algorithm(run: Outcome) -> str:
-    """What SGLang made of --speculative-algorithm NEXTN, in its own start-up line."""
+    """The algorithm that SGLang made of NEXTN, from its own start-up line."""
     found = _ALGORITHM.search(run.text)
     return found[1] if found else "nothing"
 

@@ -64,8 +64,8 @@ def judge_clean(run: Outcome) -> str:
 
 
 def _divided(ratio: float, chunk: int, together: bool, run: Outcome, clean: Outcome) -> str:
-    """Good if the outputs equal those of clean, the pools have the sizes of ``ratio`` in the same
-    memory, and all requests ran at the same time (``together``), or not all of them did.
+    """Good if the outputs equal clean's, the pools have the sizes of ``ratio`` in the same memory,
+    no request was retracted, and all requests ran at the same time (``together``), or not all did.
     """
     equal_outputs(run, clean)
     wanted = plan(ratio, chunk)
@@ -95,7 +95,7 @@ MEMORY = solve.Memory(KV_BYTES, PAGE, element=4)
 
 
 def plan(ratio: float, chunk: int) -> planned.Row:
-    """What ``g4debug pools`` says: the pools at ``ratio``, and how many requests each holds."""
+    """The plan by ``g4debug pools``: the pools at ``ratio``, and the requests that they hold."""
     load = planned.Workload(INPUT, OUTPUT, REQUESTS, chunk)
     return planned.row(GEOMETRY, MEMORY, planned.need_of(GEOMETRY, MEMORY, load), ratio)
 

@@ -83,7 +83,7 @@ def _hold(line: int) -> None:
 
 @dataclass
 class Outcome:
-    """What one child did. status is None if it was stopped because it took too long."""
+    """The result of one child. status is None if it was stopped because it took too long."""
 
     variant: str
     status: int | None

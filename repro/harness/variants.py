@@ -161,7 +161,7 @@ def run_all(
 
 
 def explain(variant: Variant, run: Outcome, console: Console) -> None:
-    """What the user would have seen of this run."""
+    """Print the traceback or the finding that a user would have seen in this run."""
     if variant.explain == "traceback" and (found := run.traceback()):
         render.say(console, "A user sees this:", QUOTE)
         render.traceback(console, found)

@@ -150,7 +150,7 @@ def dump_of(run: Outcome) -> TrapRecord | None:
 
 
 def told(run: Outcome) -> TrapRecord:
-    """What the run dumped. Raises Bad if it left no dump."""
+    """The run's dump. Raises Bad if it left none."""
     record = dump_of(run)
     if record is None:
         ended = "It completed" if run.completed else not_completed(run).rstrip(".")

@@ -16,7 +16,7 @@ from harness.workload import Workload, each
 
 
 class Lengths(Workload):
-    """Prompts whose lengths grow evenly from the shortest to the longest."""
+    """Prompts with lengths that grow evenly from the shortest to the longest."""
 
     def prompts(self, seed: int = 0) -> list[list[int]]:
         rng = random.Random(seed)

@@ -34,7 +34,7 @@ SECONDS = 90.0  # of a case
 
 
 class Forks:
-    """What the scheduler's process knows. case: of this fork, None in the parent."""
+    """The state in the scheduler's process. name: the case of this fork, '' in the parent."""
 
     def __init__(self, folder: Path, seeds: list[int], mtp: bool) -> None:
         self.folder, self.seeds, self.mtp = folder, seeds, mtp

@@ -1,4 +1,4 @@
-"""What came of a corruption: whether g4debug told it, and whether it was harmless."""
+"""Grades a corruption: whether g4debug told it, and whether it was harmless."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Grade:
 
 
 def sentence(what: str, page: str) -> str:
-    """What the page says of a corruption that cannot be seen; '' if it says nothing."""
+    """The page's sentence on a corruption that cannot be seen; '' if it has none."""
     flat = re.sub(r"\s+", " ", page)
     for begin in CANNOT_SEE.get(what, ()):
         found = re.search(r"[^.]*" + re.escape(begin) + r"[^.]*\.", flat)

@@ -223,7 +223,7 @@ class Client:
             raise NotExercised(f"{what}: {self.facts[what]}, expected at least {least}")
 
     def log(self) -> str:
-        """What the engine's processes have logged since this workload began."""
+        """The log of the engine's processes since this workload began."""
         return self._log.read_bytes()[self._begin :].decode(errors="replace")
 
 

@@ -57,7 +57,7 @@ _DIED = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Trap\w*|Interrupt)\b.*)
 
 @dataclass
 class Cell:
-    """What came of it.
+    """One run of a case, and its result.
 
     grade: one of ``grades.py``. after: steps from the first trigger to the alarm, or to the
     end if there was none. said: what the tool said, or why the process died, in one line. wrong:
@@ -157,7 +157,7 @@ def run(cell: Cell, folder: Path, right: Mapping[str, Any]) -> Cell:
 
 
 def environment(cell: Cell, folder: Path) -> dict[str, str]:
-    """What the cell's processes get: the case's and the tool's switches, and the ground truth."""
+    """Variables for the cell's processes: the switches of case and tool, the ground truth."""
     case = case_of(cell.case)
     side = arm_of(case, cell.arm)
     dist = folder / "plugin" / "g4debug_history-0.dist-info"

@@ -110,7 +110,7 @@ def around(owner: Any, name: str) -> Callable[[Look], Look]:
 
 
 def _asked(look: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """What ``look`` says. Raises GroundTruthError if it fails, which is no fault of SGLang's."""
+    """Call ``look``. Raises GroundTruthError if it fails, which is no fault of SGLang's."""
     try:
         return look(*args, **kwargs)
     except Exception as e:

@@ -120,7 +120,7 @@ def _totals(
 
 
 def _on_gpus(ran: Sequence[Row], tools: Sequence[str]) -> list[str]:
-    """What of the table ran on a GPU."""
+    """The columns and cases of the table that ran on a GPU, in words."""
     needs = [TOOLS[t].title for t in tools if TOOLS[t].gpu]
     numbers = [str(r.case.number) for r in ran if r.case.gpu]
     what = [f"the columns *{'* and *'.join(needs)}*"] * bool(needs)
@@ -128,7 +128,7 @@ def _on_gpus(ran: Sequence[Row], tools: Sequence[str]) -> list[str]:
 
 
 def _not_run(found: Sequence[Row], tools: Sequence[str]) -> list[str]:
-    """What needs a GPU and did not run on one, so that nobody takes it for a miss."""
+    """The tools and cases that did not run, for want of a GPU: nobody may take it for a miss."""
     missing = [f"the tool {t.title}: it {t.gpu}" for i, t in TOOLS.items()
                if t.gpu and i not in tools]  # fmt: skip
     return missing + [f"case {r.case.number}, {r.name}: {r.case.gpu}"

@@ -86,7 +86,7 @@ class Tool:
         return ""
 
     def alarm(self, log: str) -> str:
-        """What it said in the log, '' if nothing."""
+        """The tool's alarm in the log, '' if there is none."""
         for pattern in self.says:
             found = re.search(pattern, log)
             if found:
@@ -104,10 +104,10 @@ def _best() -> dict[str, str]:
 
 
 def _best_engine(release: str, mtp: bool) -> dict[str, Any]:
-    """What page-table's own line at start asks for, where it could only check ranges otherwise.
+    """The engine's arguments with which page-table can check more than ranges.
 
-    Before 0.5.14 FROZEN_KV_MTP runs without overlap scheduling anyhow, and later releases have
-    the fences that page-table needs.
+    Before 0.5.14 its line at start asks for them, except with FROZEN_KV_MTP, which runs without
+    overlap scheduling anyhow. Later releases have the fences that page-table needs.
     """
     if Version(release) < Version("0.5.14") and not mtp:
         return {"disable_overlap_schedule": True}

@@ -2,9 +2,9 @@
 
 The situation: in a free group, full positions give their SWA half back, and later in the same group
 they are mapped to new SWA positions. The upstream fix (#36381; 0.5.21,
-``SWATokenToKVPoolAllocator.free_swa``) looks up what is freed when it is handed in. Without it that
-is looked up at the end of the group: the new positions are freed, the mapping becomes 0, and the
-old ones are lost.
+``SWATokenToKVPoolAllocator.free_swa``) looks up the SWA positions when ``free_swa`` is called.
+Without the fix they are looked up at the end of the group: the new positions are freed, the mapping
+becomes 0, and the old positions are lost.
 """
 
 from __future__ import annotations
