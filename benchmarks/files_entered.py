@@ -54,7 +54,7 @@ GOALS = {
     "a double free, to the dump": None,
 }
 FAR = 10_000_000  # a page that no pool has
-Files = dict[str, set[str]]  # file -> those of its functions that were called
+Files = dict[str, set[str]]  # file -> its functions that were called
 
 
 @dataclass
@@ -205,7 +205,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="g4debug-entered-") as folder:
         arm(Path(folder))
         server = Server(Path(folder))
-        list(server.ways())  # what is done only once is done now
+        list(server.ways())  # does now all that is done only once
         ways = dict(zip(GOALS, server.ways(), strict=True))
     print(f"{'files entered by':<32} {'now':>4} {'goal':>5}")
     for name, files in ways.items():

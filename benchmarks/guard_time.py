@@ -33,7 +33,7 @@ import torch
 LAUNCHES = 20  # in one graph, and in one measurement of the host
 HERE = Path(__file__).resolve().parents[1]
 PAGE = 64
-# Where a checkout has each thing: the newest place first, then those of older ones.
+# Where a checkout has each thing: the newest place first, then older checkouts' places.
 PLACES = {
     "TrapBuffer": ("sanitizer.trap_buffer:TrapBuffer", "tracers.trap_buffer:TrapBuffer"),
     "Truth": ("sanitizer.reference_state:Truth", "tracers.truth:Truth"),

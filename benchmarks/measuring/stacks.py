@@ -19,7 +19,7 @@ from pathlib import Path
 _FRAME = re.compile(r"^(?P<function>.*) \((?P<file>.*):(?P<line>\d+)\)$")
 LOOP = "event_loop"  # in the name of the function that every sample of a step is inside
 G4DEBUG = str(Path(__file__).resolve().parents[2] / "g4debug") + "/"
-# What leads from a site to a hook. A sample is listed under the hook, if it came that far.
+# The files that lead from a site to a hook. A sample is listed under the hook, if it came that far.
 PLUMBING = ("hooking/hooks.py", "tracers/base.py", "ledger/pool_registry.py")
 NOT_OURS = ("cpu/", "fixes/")  # folders of g4debug: what stands in for SGLang or a CUDA kernel
 

@@ -90,7 +90,7 @@ def engine(
         **models.FOR_64,
         max_total_tokens=64 * 1600,
         chunked_prefill_size=2048,
-        # What fills the cache is as long as the load's longest prompt, whatever the contexts are.
+        # Fill requests are as long as the load's longest prompt, whatever the contexts are.
         **({"context_length": max(contexts) + 3000} if contexts else {}),
         **several,
     )
@@ -98,7 +98,7 @@ def engine(
 
 def under_load(names: Iterable[str], shared: Mapping[str, Any]) -> dict[str, Variant]:
     """These of VARIANTS, as servers that wait at the gate. shared: their engine's arguments."""
-    # Servers of several ranks that start at the same time see GPUs whose free memory differs.
+    # Servers of several ranks that start at the same time see different free memory per GPU.
     more = {"SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK": "0"} if "tp_size" in shared else {}
     return {n: replace(VARIANTS[n], engine={**shared, **VARIANTS[n].engine},
                        environment={**more, **VARIANTS[n].environment},

@@ -104,7 +104,7 @@ class Chain:
 
     def __init__(self, key: bytes, page: int, firsts: bool, salt: str = "") -> None:
         self._key, self._page, self._firsts = key, page, firsts
-        # What keeps requests of other tenants apart in SGLang's prefix cache does so here.
+        # The salt keeps requests of other tenants apart, as it does in SGLang's prefix cache.
         self._state = self._hash(salt.encode("utf-8", "surrogatepass"), HASH) if salt else b""
         self.done = 0  # tokens of the pages that were hashed
 

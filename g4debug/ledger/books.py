@@ -11,7 +11,7 @@ import torch
 Pages = np.ndarray[Any, np.dtype[np.int64]]  # page or token indices, 1-D
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
 DEPTH = 8  # events known of each page
-TAILS = 4096  # requests whose last page is known
+TAILS = 4096  # so many requests' last pages are known
 _FIRST = np.ones(1, dtype=np.bool_)
 
 

@@ -246,7 +246,7 @@ class Holders:
         tree = self.scheduler.tree_cache
         tree = getattr(tree, "inner", tree)  # a StreamingSession is wrapped around the cache
         if hasattr(tree, "tree_components"):
-            # The unified cache, whose tree may be in Rust. It lists the values of its full pages;
+            # The unified cache. Its tree may be in Rust. It lists the values of its full pages;
             # of a tombstone, too. That is one call without a pause.
             flat = on_host(tree.all_values_flatten())
             yield

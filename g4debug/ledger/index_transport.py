@@ -70,12 +70,12 @@ class IndexTransport:
         self.waiting: deque[Posted] = deque()
         self.gathers = False
         self._recorder = recorder
-        self._sent = 0  # so many of what waits are on their way
+        self._sent = 0  # so many of those that wait are on their way
         self._buffers = Staging(torch.empty(0), torch.empty(0), np.empty(0, dtype=np.int64))
         self._used = 0  # words of the buffers that are taken
-        self._stream: Any = None  # on which what is not sent was posted; None on a CPU
+        self._stream: Any = None  # the stream of the unsent posts; None on a CPU
         self._raw = -1  # the same as CUDA's own pointer
-        self._gathered = 0  # so much of what is not sent was posted before the forward
+        self._gathered = 0  # so many unsent posts were made before the forward
         self._before_forward: Any = None  # an event after which that can be read on any stream
         self._beside_forward: Any = None  # the stream on which it is read
         self._spare: list[Any] = []  # events that have happened, to be recorded again

@@ -152,8 +152,8 @@ class Owners:
         self.page_size = page_size
         self.protected: torch.Tensor | None = None
         self.given_up = ""
-        self._limit = limit  # tells the status what is not judged, and why
-        # Of each row, for how many tokens of whom ``protected`` holds.
+        self._limit = limit  # tells the status which judgement is missing, and why
+        # For each row: the request, and the number of tokens, for which ``protected`` holds.
         self._known: list[tuple[str, int]] = []
         self._doubts = 0
 

@@ -35,7 +35,7 @@ _ELSEWHERE = re.compile(
     r"|LOCAL_IP|TORCH|PROFIL|BLOCK_|NCCL|ENABLE_TORCH|CPU|.*(_DIR|_PATH|_CACHE|_TIMEOUT|_IP|_PORT)$)"
 )
 HIDDEN = "set"
-# What a variable may be set to: a dump may come from a stranger, and some name code to import.
+# The values that a variable may get: dumps may come from strangers, and some name code to import.
 _PLAIN = re.compile(r"[0-9.]{1,16}|true|false|on|off|yes|no", re.I)
 _NAME = re.compile(r"SGLANG_[A-Z0-9_]{1,80}")
 MOST_TOKENS = 1 << 23  # of a pool: they take some 2 kB each here, if they are used

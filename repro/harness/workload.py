@@ -49,7 +49,7 @@ class Workload:
         return replace(self, engine=kept)
 
 
-# What the engines of the workloads on a GPU have in common.
+# Arguments that the engines of all workloads on a GPU have in common.
 GPU_ENGINE: Mapping[str, Any] = {
     "dtype": "bfloat16",
     "sampling_backend": "pytorch",

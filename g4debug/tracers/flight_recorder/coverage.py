@@ -20,7 +20,7 @@ TABLES, ALLOCATOR, CENSUS = "page-table", "kv-allocator", "pool-leak"
 GIVEN = "the hand-outs and frees of KV pages"  # what kv-allocator judges
 POOL = "pages of the {} pool"  # what a census counts
 LEDGER, STEPS = "ledger", "step-recorder"
-# What nobody has looked at if this tracer is not armed.
+# The subject at which nobody has looked if this tracer is not armed.
 SUBJECTS: Mapping[str, str] = {
     TABLES: "page tables",
     ALLOCATOR: "who got and gave back which page",

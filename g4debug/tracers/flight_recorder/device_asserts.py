@@ -40,7 +40,7 @@ LINE = re.compile(
     rf"block: {TRIPLE}, thread: {TRIPLE}\s"
     r"Assertion `(?P<expression>[^\n]{0,2000}?)` failed\."
 )
-# What each of PyTorch's files looks up.
+# The kind of lookup in each of PyTorch's files.
 FILES: dict[str, tuple[Sort, ...]] = {
     "Indexing.cu": ("embedding",),
     "IndexKernel.cu": ("index",),
@@ -83,7 +83,7 @@ def any_in(text: str) -> bool:
 
 def _file(path: str) -> str:
     """The end of a path, because its beginning may name a person."""
-    # What is above the packages is a place of the user's, and may be called like one of them.
+    # A folder above the packages is the user's, and may be called like one of them.
     installed = re.split(r"(?:site|dist)-packages/", path.replace("\\", "/"))[-1]
     parts = PurePosixPath(installed).parts
     for package in ("ATen", "sglang", "flashinfer"):

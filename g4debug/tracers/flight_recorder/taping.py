@@ -28,7 +28,7 @@ LOST = "it cannot carry this"
 SMALLEST_PAGE = 16  # tokens: with smaller pages the hashes would take too long
 REMEMBERED = 256  # requests that have ended, and may still be in a result on its way
 
-# What the scheduler decides by, beside the requests; SGLang's names. Read when it starts.
+# Settings by which the scheduler decides, beside the requests; SGLang's names. Read at start.
 SCHEDULER = (
     "page_size", "max_running_requests", "max_total_num_tokens", "max_prefill_tokens",
     "max_req_len", "max_req_input_len", "chunked_prefill_size", "is_mixed_chunk",
@@ -42,12 +42,12 @@ SPECULATION = (
     "speculative_algorithm", "speculative_num_draft_tokens", "speculative_eagle_topk"
 )  # fmt: skip
 
-# Messages that change nothing of what goes where, by the beginning of their names.
+# Messages that do not change where pages go, by the beginning of their names.
 HARMLESS = (
     "CheckWeights", "ConfigureLogging", "Dumper", "ExpertDistribution", "FreezeGC", "Get",
     "HealthCheck", "ListExternal", "Profile", "Shutdown", "UpdateWeightVersion",
 )  # fmt: skip
-# What a request may have that is not on the tape: SGLang's field, and what it is, in words.
+# Features of a request that are not on the tape: SGLang's field, and the feature in words.
 FIELDS = {
     "mm_inputs": "images, video or sound",
     "input_embeds": "embeddings in place of tokens",

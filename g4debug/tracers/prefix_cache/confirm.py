@@ -31,11 +31,11 @@ def is_real(ledger: Ledger, tree: Any, violation: Violation, request: str) -> bo
         slots = int((cached // tree.page_size == page).sum())
     if ledger.late and not slots:
         # By now the page may have been freed rightly: as a duplicate, or because it was evicted.
-        # What a node still has, nobody may have freed or got.
+        # But if a node still has a page, nobody may have freed or got it.
         return False
     match kind:
         case "holds-other":
-            # What is judged late is in the prefix cache itself by now.
+            # A page that is judged late is in the prefix cache itself by now.
             return slots > (tree.page_size if ledger.late else 0)
         case "freed":
             return holders is not None and _is_free(holders, page)

@@ -76,7 +76,7 @@ class PrefixCacheTracer:
         self.contents = Contents(0)
         self._arrived_over = context.isolate(self._judge_over)
         self._arrived_out = context.isolate(self._judge_out)
-        self._inserting: Any = None  # the request whose pages the prefix cache takes over now
+        self._inserting: Any = None  # the prefix cache takes over this request's pages now
         self._inserted: Prompt | None = None  # what it has handed over
         # By row: the request, its cache_protected_len and its last node, of which all agreed.
         self._agreed: dict[int, tuple[str, int, int]] = {}
@@ -165,7 +165,7 @@ class PrefixCacheTracer:
             self.contents.forget(pages)
 
     def before_result(self, *args: Any, **kwargs: Any) -> None:
-        # What was handed out for this step is judged before its tokens leave the server.
+        # Pages that were handed out for this step are judged before its tokens leave the server.
         self.ledger.settle(wait=True)
 
     # --- a request hands pages over ----------------------------------------------------------
@@ -365,7 +365,7 @@ class PrefixCacheTracer:
 
     def _confirmed(self, tree: Any, violation: Violation, prompt: Prompt) -> bool:
         if self.ledger.broken and KINDS["prefix-cache"][violation.kind].suspicion:
-            return False  # what is freed is not noted any more
+            return False  # frees are not noted any more
         if is_real(self.ledger, tree, violation, prompt.rid):
             return True
         self._doubts += 1

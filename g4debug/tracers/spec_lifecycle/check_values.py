@@ -254,7 +254,7 @@ def _check_accepted(rows: Rows, verify: Verify, values: Values) -> Violation | N
         return found
     if tokens is None or drafted is None or not len(tokens) == len(drafted) == count * width:
         return found
-    # What was put out for a token is the draft's next one, if that is accepted.
+    # The output for a token is the draft's next token, if that one is accepted.
     want = [*drafted[1:], -1]
     accepted = [max(0, min(n, width) - 1) for n in lens]
     return rows.check(RESULT, (h.DRAFTED, want), (source, tokens), width, accepted)

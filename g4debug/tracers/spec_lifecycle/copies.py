@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import torch
 
-MOST = 8  # steps whose copies may wait to be looked at
+MOST = 8  # the copies of so many steps may wait to be looked at
 SMALLEST = 256  # numbers that a buffer has room for
 
 
@@ -85,7 +85,7 @@ class Copies:
         self._pinned = []
 
     def __del__(self) -> None:
-        self._give_back()  # of a step whose result nobody has processed
+        self._give_back()  # of a step with a result that nobody has processed
 
 
 class Pool:

@@ -34,7 +34,7 @@ from g4debug.tracers.spec_lifecycle.future_rows import live_rows
 from g4debug.tracers.spec_lifecycle.log import SpecLog
 
 SITE = "forward_batch.init_new"
-# What positions come from.
+# The rules from which positions follow.
 PREFILL = "the end of the prefix and the place in the prompt"
 DECODE = "the host's length, which counts the token that is computed"
 ROWS, LENS, POSITIONS = "req_pool_indices", "seq_lens", "positions"
@@ -86,7 +86,7 @@ class ForwardInputs:
         self.judging = targets.counts_with_result()  # it was not run on releases before
         self.pool = Pool()
         self._batch: Any = None  # of the step that runs
-        self._late: deque[Forward] = deque(maxlen=MOST)  # what is still on its way to the host
+        self._late: deque[Forward] = deque(maxlen=MOST)  # on their way to the host
 
     def install(self) -> None:
         before, after = self.context.before, self.context.after
@@ -192,7 +192,7 @@ def _expect(forward: Forward, made: Any, batch: Any) -> None:
             forward.lens = [begin + count for begin, count in forward.spans]
             forward.rule = PREFILL
     elif mode == "DECODE" and batch.spec_algorithm.is_none():
-        lens = batch.seq_lens_cpu  # what is committed is held against this elsewhere
+        lens = batch.seq_lens_cpu  # another check compares kv_committed_len with these
         known = req_kv.column(batch.reqs, req_kv.COMMITTED) if lens is None else lens.tolist()
         forward.lens, forward.spans = known, [(n - 1, 1) for n in known]
         forward.rule = DECODE

@@ -54,7 +54,7 @@ _RESULT, _SEED = "the result of the verify", "the next draft input"
 _STASH, _READ = "the stash into the FutureMap", "the draft"
 _HOST, _OUTPUT = "the result on the host", "the request's output"
 
-# Of a verify step, in their order.
+# The readings of a verify step, in their order.
 INDICES = Reading("indices", "future_indices", "the draft")
 LENS = Reading("lens", "seq_lens", "the draft")
 BONUS = Reading("bonus", "bonus_tokens", _READ, thing=TOKEN)
@@ -92,7 +92,7 @@ HOST_LENS = Reading("host lens", "accept_lens", _HOST)
 HOST_TOKENS = Reading("host tokens", "next_token_ids", _HOST, thing=TOKEN)
 KEPT = Reading("kept", "accepted tokens", "the end of the result's processing", thing=TOKEN)
 OUTPUT = Reading("output", "output_ids", _OUTPUT, thing=TOKEN)
-# Of any step that samples.
+# The readings of any step that samples.
 INPUT = Reading("input", "input_ids", _TARGET, thing=TOKEN)
 SAMPLED = Reading("sampled", "next_token_ids", "the end of the sampling", thing=TOKEN)
 FORWARDED = Reading("forwarded", "next_token_ids", "the result of the forward", thing=TOKEN)

@@ -72,8 +72,8 @@ class PendingStep:
     copies: Copies
     books: Books = committed
     chain: bool = True  # there is one draft path
-    simulated: bool = False  # SGLang makes up what is accepted
-    local: bool = True  # what is sampled is this rank's own
+    simulated: bool = False  # SGLang makes up the accepted tokens
+    local: bool = True  # this rank samples the tokens itself
     last: Last | None = None  # what each request's last step left, None if it is not followed
     tokens: Sequence[int] | None = None  # that the host got: W for each request
     drafted: weakref.ref[Any] | None = None  # the verify input that the draft made

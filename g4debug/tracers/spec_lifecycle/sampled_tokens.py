@@ -123,11 +123,11 @@ class SampledTokens:
         self.log = log
         self.judging = targets.counts_with_result()  # it was not run on releases before
         self.pool = Pool()
-        self._now: Sampling | None = None  # the step that runs, or whose sampling was put off
+        self._now: Sampling | None = None  # the step that runs, or waits for its sampling
         self._waiting: dict[int, tuple[weakref.ref[Any], Sampling]] = {}  # by id() of the result
         self._processing: Sampling | None = None
         self._sampled: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        # What was sampled for each request in its last step, where that is on the host at once.
+        # The token that each request's last step sampled, if it is on the host at once.
         self._next: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._judged: Tally | None = None
 

@@ -58,7 +58,7 @@ from g4debug.tracers.spec_lifecycle.spec_info import (
 from g4debug.tracers.spec_lifecycle.token_commit import Committing
 
 # Without these less is judged.
-# What was read on GPUs, too, in all of the releases in which this tracer was run there.
+# Values that were read on GPUs, too, in all releases in which this tracer was run there.
 RUN_ON_GPU = (h.INDICES, h.LENS, h.BONUS, h.NEW_LENS)
 ON_GPU = (
     "on a GPU the rest was run with one load of 0.5.15.post1 only, so a finding could be false; "
@@ -92,7 +92,7 @@ class SpecLifecycle:
         self._relayed: Mark | None = None  # FutureMap's hidden states, as the last stash left them
         self._ahead: tuple[int, int] | None = None  # depth and width of a verify
         self._made: weakref.ref[Any] | None = None  # the next draft input of this forward
-        self._processing: PendingStep | None = None  # whose result is being processed
+        self._processing: PendingStep | None = None  # its result is being processed
         self._accepted: list[int] = []
         self._simulated = simulates()
         self._local = True  # each rank puts out what it has sampled itself
@@ -191,7 +191,7 @@ class SpecLifecycle:
             )
         return result
 
-    # What a step reads from the step before, in the order of a step.
+    # The values that a step reads from the step before, in the order of a step.
 
     def before_resolve_lens(self, future_map: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
         self._now = None
@@ -609,7 +609,7 @@ class SpecLifecycle:
             fields.append("hidden_states")
         return check_fields(spec, fields, len(step.requests))
 
-    # What it leaves for the next one.
+    # The values that it leaves for the next step.
 
     def before_stash(
         self, future_map: Any, future_indices: Any, payload: Any, *args: Any, **kwargs: Any

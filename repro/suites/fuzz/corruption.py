@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-# What can be corrupted -> what that is, for people, and the moments at which it can be done. At a
-# moment SGLang's own function is about to begin, or has just returned, inside of all of our hooks.
+# A place that can be corrupted -> its name for people, and the moments at which it can be done. At
+# a moment SGLang's own function is about to begin, or has just returned, inside all of our hooks.
 PLAN, STEP, FORWARD, METADATA = "plan", "step", "forward", "metadata"
 VERIFY, VERIFIED, RESULT, ALLOCATE, MATCH = "verify", "verified", "result", "allocate", "match"
 WHAT: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
@@ -46,7 +46,7 @@ TO: Mapping[str, str] = MappingProxyType(
         "next": "one more",
     }
 )
-# What a structure cannot become, because there is no such value of it.
+# The values that a structure cannot get, because it has no such value.
 NO: Mapping[str, tuple[str, ...]] = MappingProxyType({"req_pool_indices": ("own",)})
 SPECULATIVE = ("draft_tokens", "accept_lens")
 FUTURE = ("output_tokens_buf", "new_seq_lens_buf", "token_ids_map", "token_ids_buf")

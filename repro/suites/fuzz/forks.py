@@ -148,7 +148,7 @@ class Forks:
         if seed is None:
             case = dataclasses.replace(case, step=1 << 30)  # never
         self.strike = Strike(case, scheduler, self.step)
-        # At once: what is corrupted may end the process without a word.
+        # At once: a corruption may end the process without a word.
         fired = self.folder / f"{name}.fired"
 
         def note(what: dict[str, Any]) -> None:

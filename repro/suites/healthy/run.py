@@ -20,7 +20,7 @@ from suites.healthy.workload import Group, Workload
 
 LEAK_STEPS = 4  # busy steps between two censuses
 TIMEOUT = 1800.0  # seconds of one run
-# What is logged when g4debug itself failed. A tracer that is off finds nothing.
+# The log line of a failure of g4debug itself. A tracer that is off finds nothing.
 FAILED = re.compile(
     r"g4debug: .*(?:This is a failure of g4debug|the page ledger is off|not armed|is blind"
     r"|judges nothing:).*"

@@ -32,7 +32,7 @@ REPRO = Path(__file__).resolve().parents[2]
 ROOT = REPRO.parent
 # The suite's module had another name when the first cells were kept.
 TRUTH_FAILED = re.compile(r"\A[\w.]*GroundTruthError: ")
-# What the flight recorder keeps when SGLang dies by itself. It accuses nobody.
+# The flight recorder's dump when SGLang dies by itself. It accuses nobody.
 NO_ALARM = {name for name, kind in KINDS["flight-recorder"].items() if kind.died}
 NO_ALARM |= {"sigterm", "crash"}  # what older dumps call them
 _REFUSED = re.compile(
@@ -221,7 +221,7 @@ def _proves_nothing(cell: Cell, case: Case, tool: Tool, text: str) -> str:
     first = _ENDED.search(text)
     if first is None or not _SPOILED.match(first[0]):
         return ""
-    # On another release a workload may come to nothing, and that is what is asked.
+    # On another release a workload may come to nothing, and the run is to tell just that.
     if cell.arm not in ARMS and NOT_EXERCISED in first[0]:
         return ""
     return first[0].strip()

@@ -12,7 +12,7 @@ from g4debug.reporters import html
 from suites.history.case import Case
 from suites.history.cell import BUGGY
 
-OURS = ("g4debug", "g4debug-best")  # whose finding is shown, the first one that has one
+OURS = ("g4debug", "g4debug-best")  # the finding of the first one that has any is shown
 RECORDS = "flight-recorder"  # it records a crash, and finds nothing
 
 

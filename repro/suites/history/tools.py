@@ -19,7 +19,7 @@ from suites.history.case import CPU, CUDA, Case
 NOTHING: Final = "nothing"
 BUSY: Final = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1"}
 DEBUG: Final = {"SGLANG_TRTLLM_MHA_DEBUG": "1", "G4DEBUG_MODE": "raise"}
-# What SGLang's own checks say when they raise. Each release has some of them. A check that is a
+# SGLang's own checks raise with these messages. Each release has some of them. A check that is a
 # tool of its own is known by its own words: the default ones run beside it, and have a column.
 TREE_SAYS: Final = (r"in sanity_check\b",)
 SGLANG_SAYS: Final = (
@@ -37,7 +37,7 @@ SGLANG_SAYS: Final = (
 STRICT_SAYS: Final = (r"invariant-check (?:FAILED )?\[[^{\n][^\n]*",)
 
 
-# What compute-sanitizer says of an access; its last line, the number of errors, is no alarm.
+# compute-sanitizer's line on an access; its last line, the number of errors, is no alarm.
 SANITIZER_SAYS: Final = (
     r"========= (?:Invalid|Misaligned|Out-of-range) [^\n]*",
     r"========= Warp assert[^\n]*",  # an assertion of a kernel's own, with the way to its launch

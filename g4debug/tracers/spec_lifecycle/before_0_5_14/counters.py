@@ -21,7 +21,7 @@ class Counting:
 
     def __init__(self) -> None:
         self._before: tuple[Counts, list[int]] | None = None  # before the verify
-        self._rids: list[str] = []  # the requests whose output was not sent yet
+        self._rids: list[str] = []  # the requests with output that was not sent yet
         self._after: Counts = []  # after the verify
 
     def begin(self, batch: Any) -> None:

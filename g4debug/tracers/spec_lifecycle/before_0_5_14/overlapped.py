@@ -139,7 +139,7 @@ class SpecLifecycleOverlapped(SpecLifecycle):
             ("batch.filter", self.batches.before_filter, self.batches.after_filter),
         )
 
-    # What a step reads from the step before.
+    # The values that a step reads from the step before.
 
     def before_read(self, future_map: Any, batch: Any) -> None:
         self._now, self._reads = None, []
@@ -223,7 +223,7 @@ class SpecLifecycleOverlapped(SpecLifecycle):
             or self.custody.made_by_forward(result.logits_output.hidden_states),
         )
         if self.judging:
-            # What is handed on may be less for a request that has filled the context and so ended.
+            # The new length may be smaller for a request that has filled the context and so ended.
             # The next step's lengths are compared with the books.
             step.copies.start(NEW_LENS, result.next_draft_input.new_seq_lens)
         self.log.note("verify", VERIFY, state_of(batch.spec_info), requests)
@@ -251,7 +251,7 @@ class SpecLifecycleOverlapped(SpecLifecycle):
         self.log.note("end", before, state_of(spec), len(step.requests))
         return result
 
-    # What it leaves for the next one.
+    # The values that it leaves for the next step.
 
     def before_store(self, future_map: Any, future_indices: Any, result: Any) -> None:
         step = self._now

@@ -288,7 +288,7 @@ def _check_extend_input(spec: Any, accepted: list[int]) -> Violation | None:
     )
 
 
-# What is off: docs/tracers.md says what today's tracer compares.
+# The limits of this tracer: docs/tracers.md says what today's tracer compares.
 NOT_BY_VALUE = (
     "what a step hands on is checked by shapes, counts and lengths, not by its values",
     "its values are followed from SGLang 0.5.15 on",

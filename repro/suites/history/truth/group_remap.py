@@ -18,7 +18,7 @@ from suites.history.counter import Counter, around, swa_allocator
 def install(counter: Counter) -> None:
     allocator_class = swa_allocator()
     group: list[bool] = []  # one entry while a group is open
-    given: set[int] = set()  # full positions whose SWA half was given back in this group
+    given: set[int] = set()  # full positions that gave their SWA half back in this group
     remapped: dict[int, int] = {}  # full position -> its new SWA position
 
     @around(allocator_class, "free_group_begin")

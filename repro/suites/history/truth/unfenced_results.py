@@ -16,7 +16,7 @@ from typing import Any
 
 from suites.history.counter import Counter, around
 
-IN_FLIGHT = 8  # launches whose tables are kept, longer than their forwards run
+IN_FLIGHT = 8  # so many launches' tables are kept, longer than their forwards run
 
 
 @dataclass
