@@ -348,7 +348,7 @@ class AllocHooks:
         shadows.mark(self.ledger.shadow, full, pool.page_size, swa=swa, begins=True)
 
         def written(words: Pages) -> None:
-            """Compare what SGLang wrote into its mapping with what was handed out."""
+            """Compare SGLang's new mapping entries with the pages that were handed out."""
             mapped = words.reshape(2, -1)[1]
             given = self._tokens["swa"]
             wrong = mapped != given
@@ -388,7 +388,7 @@ class AllocHooks:
     def _mismatch(
         self, pool: PoolLedger, pages: Pages, given: Pages, got: Pages, kind: str = "mismatch"
     ) -> None:
-        """Enter that the mapping of these full pages is not what the allocators handed out.
+        """Enter that the mapping of these full pages differs from the pages that were handed out.
 
         kind: "miswritten" if it was so at once, "mismatch" if it was right when they were.
         """

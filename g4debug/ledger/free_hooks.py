@@ -277,10 +277,10 @@ class FreeHooks:
     def _unmap(
         self, tokens: Pages, mapped: Pages, alone: bool, where: str
     ) -> tuple[Pairs, Pages | None]:
-        """``mapped[i]`` is what the mapping says about ``tokens[i]``.
+        """``mapped[i]`` is the mapping's entry for ``tokens[i]``.
 
-        Returns the pairs by the ledger, and what the mapping should say of these full pages, if a
-        listener wants it to be mended.
+        Returns the pairs by the ledger. If a listener wants the mapping to be mended, it also
+        returns the right entries for these full pages.
         """
         pool, swa = self.ledger.pools["full"], self.ledger.pools["swa"]
         size = pool.page_size

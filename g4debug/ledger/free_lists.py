@@ -37,7 +37,7 @@ class FreeLists:
         self.forget()
 
     def forget(self) -> None:
-        """The allocator was cleared, so what was missed before does not matter any more."""
+        """The allocator was cleared, so events missed before that do not matter any more."""
         self.before = self._left = lists_of(self._allocator)
         self.gaps = self.called = self.entered = 0
 

@@ -43,11 +43,11 @@ class Staging(NamedTuple):
 
 @dataclass(slots=True)
 class Posted:
-    """Indices on their way to the host, and what to do with them there.
+    """Indices on their way to the host, and the function that enters them there.
 
-    words: where they are in the staging buffers. step: to which what happened to them belongs,
-    however late they arrive. arrived: the event (``torch.cuda.Event``) after which they are in the
-    host's memory; those that were sent together share it.
+    words: where they are in the staging buffers. step: the step to which the hand-out or
+    free belongs, however late they arrive. arrived: the event (``torch.cuda.Event``) after which
+    they are in the host's memory; indices that were sent together share it.
     """
 
     words: slice
@@ -147,9 +147,9 @@ class IndexTransport:
             self._before_forward, self._gathered = self._event(), unsent
 
     def meanwhile(self) -> None:
-        """The target's forward runs now: enter what was gathered before it, without waiting for it.
+        """The target's forward runs now: enter the posts made before it, without waiting for it.
 
-        What was posted is read on another stream, after the event of :meth:`before_forward`.
+        They are read on another stream, after the event of :meth:`before_forward`.
         """
         ready, self._before_forward = self._before_forward, None
         if ready is None:
@@ -168,7 +168,7 @@ class IndexTransport:
         return torch.cuda.stream(self._beside_forward)
 
     def settle(self, wait: bool = False) -> None:
-        """Enter what has arrived. With ``wait``, wait for everything that is on its way."""
+        """Enter all posts that have arrived. With ``wait``, wait for those on their way."""
         self.send()
         self._enter_arrived(wait)
 
@@ -193,7 +193,7 @@ class IndexTransport:
             self.step = None
 
     def salvage(self) -> None:
-        """After an error of the device, enter what it had copied before it died."""
+        """After an error of the device, enter the posts that it copied before it died."""
         while self._sent and not (self._buffers.words[self.waiting[0].words] == NOT_YET).any():
             self._enter_first()
         self.forget()

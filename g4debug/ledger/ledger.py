@@ -1,4 +1,4 @@
-"""The page ledger: who holds each KV page and what happened to it, kept on the host.
+"""The page ledger: the holders and the events of all KV pages, kept on the host.
 
 :mod:`g4debug.ledger.hooks` feeds it from SGLang's allocators. The tracers that listen judge each
 event. Then it is entered into the books of its pool (:mod:`g4debug.ledger.books`) and into the log
@@ -204,9 +204,9 @@ class Ledger:
     def doubt(self, pool: str, pages: Pages, what: str) -> None:
         """SGLang's own structures agree among themselves, and only the ledger differs.
 
-        Mostly an event did not reach the ledger, and nothing is wrong with the server. That costs
-        these pages, not the ledger: what SGLang says of them is believed from now on. If it is so
-        with many pages, and events were missed, the ledger is given up.
+        Mostly an event did not reach the ledger, and nothing is wrong with the server. Then the
+        ledger takes SGLang's word for these pages from now on. It is given up after more than
+        DOUBTS such doubts if events were missed, and after 16 times as many if none were.
         """
         if self.broken or not self._believe(pool, pages):
             return  # a copy of the books may be older than they are
@@ -239,7 +239,7 @@ class Ledger:
         )
 
     def _believe(self, name: str, pages: Pages) -> bool:
-        """Take over what SGLang's structures say of these pages. False if it is no news. Waits."""
+        """Take over the state of these pages from SGLang. False if it is no news. Waits."""
         pool, holders = self.pools.get(name), self.holders
         if pool is None or holders is None:
             return True
@@ -263,7 +263,7 @@ class Ledger:
         return not (same and len(pages))
 
     def _mark(self, pages: Pages, words: Pages) -> None:
-        """Set the words of these full pages in the shadow, and forget for whom they are."""
+        """Set the words of these full pages in the shadow, and forget their owners."""
         if self.owners is not None:
             at = torch.from_numpy(pages).to(self.owners.pages.device)
             self.owners.pages[at] = 0

@@ -1,4 +1,4 @@
-"""Owners: where each page of the full pool was handed out to, on the device, for kernels.
+"""Owners: the row to which each page of the full pool was handed out, on the device, for kernels.
 
 A request is known by its row of ``req_to_token``, and a page by the column of that row that it was
 handed out for. A page stays in its column for as long as it is held: the prefix cache is a tree of
@@ -6,12 +6,12 @@ prefixes, so whoever gets the page lent has it in the same column. So a row is w
 
 * a page that was handed out for another column, whosever it is: its own page of another place,
   twice or in a wrong order, too;
-* a page that was handed out to another row, but where the prefix cache *lent* it. It lends what it
-  has of a request's first tokens when the request is admitted. What the request gives to the cache
-  later stays its own, but for the pages that the cache had already: in their place the row gets the
-  cache's, and the request's are freed.
+* a page that was handed out to another row, but where the prefix cache *lent* it. When a request is
+  admitted, the cache lends it the pages that it has for the request's first tokens. Pages that the
+  request gives to the cache later stay its own, but for those that the cache had already: the row
+  gets the cache's pages in their place, and the request's are freed.
 
-This is what a kernel can see here:
+A kernel can read these tensors:
 
 * ``pages``: int64 [pages + 1], :func:`place` of the row and column that a page was handed out to; 0
   if it is not known. The last word is a spare one.
@@ -19,8 +19,8 @@ This is what a kernel can see here:
   prefix cache lent, and of how many it holds; both are ``EVERYTHING`` where that is not known.
 
 Where there is doubt, it is not known: if the allocation cannot be matched with the batch that is
-being prepared, if a request belongs to a session, or if this SGLang does not say how much of a
-request is the prefix cache's.
+being prepared, if a request belongs to a session, or if this SGLang does not tell how many tokens
+of a request the prefix cache holds.
 """
 
 from __future__ import annotations

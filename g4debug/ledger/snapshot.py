@@ -71,8 +71,8 @@ def take(
 
     indices: int32/int64 [n], of any stride: token indices, or pages with a page_size of 1.
     out: int64, contiguous: [n], or [2 n] with a mapping.
-    mapping: int32/int64 [m], contiguous, what SGLang's ``full_to_swa_index_mapping`` is.
-    marks: what the shadow learns of them.
+    mapping: int32/int64 [m], contiguous: SGLang's ``full_to_swa_index_mapping``.
+    marks: the change of the shadow for these indices.
     """
     if indices.numel():
         (launch if out.is_cuda else reference)(indices, out, mapping, marks)

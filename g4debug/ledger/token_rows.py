@@ -44,7 +44,7 @@ NOBODY = Share("", 0, None, None)
 
 @dataclass(frozen=True, slots=True)
 class TokenRows:
-    """The batch that allocates now, and what for."""
+    """The batch that allocates now, and for which kind of step."""
 
     batch: Any
     kind: Kind
