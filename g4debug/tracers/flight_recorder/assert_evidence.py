@@ -69,7 +69,7 @@ class Asserted:
 
 
 def with_log(record: TrapRecord, log: str) -> TrapRecord:
-    """The record of a device assert with what its server's log says of it.
+    """The record of a device assert, with the assertions from its server's log.
 
     The lookups are judged again, and the finding's words follow. Raises ValueError, which says
     why, if the log has no assertion.

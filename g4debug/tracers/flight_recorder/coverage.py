@@ -182,7 +182,7 @@ def _counts(part: TracerStatus) -> str:
 
 
 def _last_steps(death: Death, table: TracerStatus) -> list[str]:
-    """The steps that the device may not have finished, of which too much is easily said."""
+    """A warning about the steps that the device may not have finished."""
     first = death.finished + 1
     if death.step < first:
         return []

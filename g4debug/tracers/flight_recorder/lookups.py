@@ -21,7 +21,7 @@ CANNOT, COULD, NOT_KNOWN = "cannot", "could", "not known"
 def judge(lookups: Sequence[Lookup], asserts: Sequence[DeviceAssert]) -> tuple[Lookup, ...]:
     """The lookups with ``verdict`` and ``why``: first those that could have been, last the cleared.
 
-    asserts: what was printed; empty if that is not known.
+    asserts: the printed assertions; empty if they are not known.
     """
     judged = [_judged(lookup, asserts) for lookup in lookups]
     order = (COULD, NOT_KNOWN, CANNOT)

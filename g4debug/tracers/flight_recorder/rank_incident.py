@@ -87,7 +87,7 @@ def name_ranks(others: PeerRanks, recorder: Recorder) -> None:
 
 
 def before_crash(context: Context, others: PeerRanks) -> None:
-    """Let the server skip what SGLang saves before a crash, if a finding was its cause."""
+    """Let the server skip SGLang's own evidence before a crash, if a finding caused it."""
 
     def around(call_next: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if not others.found():

@@ -1,7 +1,7 @@
 """Records the tape (:mod:`g4debug.findings.tape`) while the scheduler works.
 
-Each hook takes a few microseconds and reads only what SGLang has in host memory. What a request is
-made of is hashed once when it arrives and once when it ends.
+Each hook takes a few microseconds and reads only what SGLang has in host memory. A request's
+tokens are hashed once when it arrives and once when it ends.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class Taping:
         return call
 
     def limit(self, what: str) -> None:
-        """Something that is not on the tape: what happens from now on cannot be replayed."""
+        """Note something that is not on the tape: from now on the server cannot be replayed."""
         if what not in self.limits and len(self.limits) < 32:
             self.limits[what] = None
             self.part.limit(LOST, what)

@@ -62,8 +62,8 @@ def handed_over(
 ) -> Violation | None:  # fmt: skip
     """The pages of a request's first tokens are its own, or the prefix cache lent them to it.
 
-    lent: how many of the first ones the prefix cache lent. placed: what our record says of a page's
-    position is this life's of the request.
+    lent: how many of the first ones the prefix cache lent. placed: our record of a page's position
+    is from the request's present life, not from before a retraction.
     """
     unique, counts = np.unique(pages, return_counts=True)
     if len(unique) < len(pages):
@@ -101,7 +101,7 @@ def handed_over(
 
 
 def handed_out(pages: Pages, digests: Digests, contents: Contents) -> Violation | None:
-    """The pages hold what the tokens say that they are handed out for."""
+    """The pages hold the KV of the tokens for which they are handed out."""
     holds = contents.digest[pages]
     wrong = (holds != 0) & (holds != digests)
     if wrong.any():

@@ -1,9 +1,9 @@
-"""Asks SGLang's own structures whether what our records say of a page is so.
+"""Asks SGLang's own structures whether our records of a page are right.
 
-What follows from SGLang's own calls alone needs no second source: slots that are no whole page, a
-page twice, tokens that have no KV, and a page that is handed out for other tokens than those that
-it was handed over for. What rests on our record of the allocators does: our hooks may have missed a
-free or a hand-out. Waits for the device.
+Violations that follow from SGLang's own calls need no second source: slots that are no whole page,
+a page twice, tokens that have no KV, and a page that is handed out for other tokens than it was
+handed over for. Violations that rest on our record of the allocators need one: our hooks may have
+missed a free or a hand-out. Waits for the device.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class Entry(NamedTuple):
 
 
 class Contents:
-    """``digest``: uint64 [pages], 0 where it is not known what a page holds."""
+    """``digest``: uint64 [pages], 0 where the contents of a page are not known."""
 
     def __init__(self, pages: int) -> None:
         self.pages = pages
@@ -39,7 +39,7 @@ class Contents:
         self.request: np.ndarray[Any, np.dtype[np.object_]] = np.full(pages, "", dtype=object)
 
     def put(self, pages: Pages, digests: Digests, request: str, step: int) -> None:
-        """These pages, which are pages of the pool, hold this. The first who said so is kept."""
+        """Note the digests of these pages of the pool. The first request to say so is kept."""
         new = self.digest[pages] != digests
         at = pages[new]
         self.digest[at] = digests[new]

@@ -1,4 +1,4 @@
-"""prefix-cache: what a request hands to the prefix cache, and what that hands out again.
+"""prefix-cache: checks the pages that the prefix cache gets, and those that it hands out.
 
 A request hands the pages of its first tokens over (*insert*) when a part of its prompt is computed
 and when it ends. They must be whole pages, its own ones or those that the prefix cache lent to it,
@@ -12,9 +12,9 @@ and hand-out. Nodes are not watched: a node that is split, merged, or that loses
 event. On a GPU the slots reach the host a little later (:mod:`g4debug.ledger.index_transport`), in
 the order of all that happens to pages, and are judged then: within the step.
 
-What the page ledger says is confirmed by SGLang's own structures before it becomes a finding
-(:mod:`g4debug.tracers.prefix_cache.confirm`). If they do not confirm it, nothing is reported, the
-log says so, and what was noted of the page is forgotten.
+A suspicion that rests on the page ledger must be confirmed by SGLang's own structures before it
+becomes a finding (:mod:`g4debug.tracers.prefix_cache.confirm`). If they do not confirm it, nothing
+is reported, the log says so, and the page's entry is forgotten.
 """
 
 from __future__ import annotations

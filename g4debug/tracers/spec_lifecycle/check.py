@@ -214,8 +214,8 @@ def check_positions(
 ) -> Violation | None:
     """The tokens of a forward have the positions of their places.
 
-    spans: the first position of each request, and how many follow. rule: what they come from, in
-    words. Nothing is said where the forward has not so many positions.
+    spans: the first position of each request, and how many follow. rule: how they are computed, in
+    words. A forward with another number of positions is not judged.
     """
     if sum(count for _, count in spans) != len(got):
         return None

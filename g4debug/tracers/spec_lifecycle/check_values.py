@@ -204,7 +204,7 @@ def check_verify_result(rows: Rows, verify: Verify, values: Values) -> Violation
 
 
 def _check_kernel(rows: Rows, verify: Verify, values: Values) -> Violation | None:
-    """The kernel accepts greedily what it is to accept."""
+    """A greedy kernel accepts the draft tokens that the target chooses, and no others."""
     wanted, drafted = values.get(h.WANTED.key), values.get(h.DRAFTED.key)
     names = (h.KERNEL_CORRECT, h.KERNEL_TOKENS, h.KERNEL_INDEX)
     got = [values.get(reading.key) for reading in names]

@@ -1,8 +1,8 @@
 """Brings small tensors of a step to the host, without waiting for the device.
 
-What a tensor has is kept on the device, by a copy on the stream on which the step runs. At the end
-all that was kept goes into pinned memory in one piece. It is looked at when SGLang processes the
-step's result. SGLang has waited for that stream by then. On a CPU the values are taken at once.
+A tensor's values are kept on the device, by a copy on the stream on which the step runs. At the end
+all copies go into pinned memory in one piece. They are read when SGLang processes the step's
+result. SGLang has waited for that stream by then. On a CPU the values are taken at once.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Copies:
             self._kept.append((names, [len(part) for part in parts], torch.cat(parts)))
 
     def close(self) -> None:
-        """Send what was started since the last call to the host."""
+        """Send all copies that were started since the last call to the host."""
         if not self._kept:
             return
         names = tuple(name for group, _, _ in self._kept for name in group)

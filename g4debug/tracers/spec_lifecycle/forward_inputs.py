@@ -48,7 +48,7 @@ class Forward:
     rows: of ``req_to_token``, which has ``size`` of them; -1 of a request that does not go on.
     slots: of the pool in which the KV of new tokens is written, where they are looked up in another
     one. lens: how long each sequence is, None if the host does not know that yet. spans: the first
-    position of each request and how many follow. rule: what these come from.
+    position of each request and how many follow. rule: how these are computed, in words.
     """
 
     step: int
@@ -98,7 +98,7 @@ class ForwardInputs:
         before("scheduler.process_result", self.before_process)
 
     def limit(self, reasons: Sequence[str]) -> None:
-        """This server does what the check was not run with."""
+        """This server uses features with which the check was never run."""
         for why in reasons:
             self.judging = False
             self.context.limit(
@@ -181,7 +181,7 @@ class ForwardInputs:
 
 
 def _expect(forward: Forward, made: Any, batch: Any) -> None:
-    """Note what the target must be given, if this forward is of a kind that is known."""
+    """Note the numbers that the target must be given, if this kind of forward is known."""
     if getattr(made, "encoder_lens", None) is not None:
         return  # a sequence has another length there than in the KV pool
     mode = made.forward_mode.name

@@ -55,7 +55,7 @@ class Written:
 
 
 class Last:
-    """The last step of each request of a batch, before the one that reads what it left."""
+    """For each request of a batch, its last step. The batch's step reads the values it left."""
 
     def __init__(self, requests: Sequence[Any], written: Sequence[Written | None]) -> None:
         self._requests = list(map(id, requests))

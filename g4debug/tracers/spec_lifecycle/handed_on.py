@@ -1,7 +1,7 @@
 """The tensors that each part of a step hands to the next one, for comparing their values.
 
-Each row says where a tensor's values are taken for the first time, right behind what makes them,
-and where they must still be the same. The names of the ends are those in the findings. The table in
+Each row says where a tensor's values are taken for the first time, right after they are made, and
+where they must still be the same. Findings use the same names for the ends. The table in
 docs/tracers.md is made of these rows.
 
 W stands for the tokens of a verify, and *requests* for the rows of the batch.
@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 class Reading:
     """The values of one tensor at one place.
 
-    name: the tensor's, as SGLang has it. end: the place, in words. thing: what one value is, where
-    it is compared and never told: a token, or the digest of a hidden state.
+    name: the tensor's, as SGLang has it. end: the place, in words. thing: the kind of value (a
+    token, or the digest of a hidden state), if values are only compared and never printed.
     """
 
     key: str

@@ -71,7 +71,7 @@ class Custody:
         return _stale("those that this step's forward made", why) if why else None
 
     def select(self, hidden: torch.Tensor | None) -> None:
-        """Remember what was selected from them for the seed step."""
+        """Remember the rows that were selected from them for the seed step."""
         self.selected = None if hidden is None else Mark.of(hidden)
 
     def check_selected(self, hidden: torch.Tensor | None) -> Violation | None:

@@ -54,7 +54,7 @@ class PendingStep:
     """One step of the worker, for a batch that is not idle.
 
     number: the number of the step. decode: False for a prefill. rows: of ``req_to_token``, one for
-    each request. indices: the tensor of these rows on the device. lens: what SGLang has on the
+    each request. indices: the tensor of these rows on the device. lens: SGLang's lengths on the
     host, None if it has none there. depth: the most tokens that a verify can accept. width: for how
     many tokens a verify writes KV.
     """
@@ -200,7 +200,7 @@ class PendingStep:
     def _check_bonus(
         self, bonus: Sequence[int], some: Some, requests: Sequence[Any]
     ) -> Violation | None:
-        """The draft goes on from what the request's last step left, which is its last token."""
+        """The draft begins with the token that the request's last step left, its last one."""
         rows = Rows([str(r.rid) for r in requests], range(len(requests)))
         left = some(self.left(h.LEFT_BONUS))
         last = [r.output_ids[-1] for r in requests]
@@ -220,7 +220,7 @@ class PendingStep:
     def _check_books(
         self, books: list[int], lens: Sequence[int], some: Some, requests: Sequence[Any]
     ) -> Violation | None:
-        """The lengths are not what SGLang counts: which of the two went wrong?
+        """The lengths differ from SGLang's books: find out which of the two is wrong.
 
         Where the request's last step left this length, the length is right.
         """

@@ -53,7 +53,7 @@ class Classes:
 
 
 class Rehearsal:
-    """``site(name, function)`` returns the function with what hooks that site around it."""
+    """``site(name, function)`` returns the function with the site's hooks around it."""
 
     def __init__(self, site: Site, classes: Classes, device: torch.device) -> None:
         self.site = site
@@ -131,7 +131,7 @@ class Rehearsal:
     def run(self, batch: Any, accepted: Sequence[int] = ()) -> tuple[Any, Any]:
         """One step; its batch as the processing gets it, and its result.
 
-        accepted: what the verify will accept for each request.
+        accepted: how many tokens the verify will accept for each request.
         """
         self.accepted = accepted
         if batch.forward_mode.is_decode():

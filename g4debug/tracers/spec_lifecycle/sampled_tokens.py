@@ -146,7 +146,7 @@ class SampledTokens:
         before("scheduler.stream_output", self.before_stream_output)
 
     def limit(self, reasons: Sequence[str]) -> None:
-        """This server does what the check was not run with."""
+        """This server uses features with which the check was never run."""
         for why in reasons:
             self.judging = False
             self.context.limit("sampled tokens are not followed to the output", why)

@@ -1,4 +1,4 @@
-"""Follows what SGLang counts for each request when it processes the result of a v2 verify.
+"""Follows SGLang's counters of each request as it processes the results of v2 verifies.
 
 Only this processing may count. So from its end until it begins for the next result of the same
 request, nothing may change, unless the request is retracted or prefilled meanwhile.
@@ -157,7 +157,7 @@ class Committing:
         return None
 
     def _check_tokens(self, requests: Sequence[Any]) -> Violation | None:
-        """Each request's output ends with what it was given, which is looked at once.
+        """Each request's output ends with the tokens that it was given. They are checked once.
 
         One that has ended may have had its last token replaced, if it was no word of the
         vocabulary, and may have been cut.

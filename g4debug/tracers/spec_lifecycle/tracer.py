@@ -1,12 +1,13 @@
-"""spec-lifecycle: ``batch.spec_info`` is what the next hand-over needs, and tokens count once.
+"""spec-lifecycle: checks that ``batch.spec_info`` fits each hand-over, and that tokens count once.
 
 A step of speculative decoding v2 reads the lengths, bonus tokens and hidden states of the step
 before from the FutureMap, drafts, verifies, publishes the new lengths, and stashes bonus tokens and
 hidden states. Its result is processed later: with overlap scheduling after the next step has begun.
-What the host knows at a hand-over is checked there. What only the device knows is copied without
-waiting, and is checked when the result is processed, before a token of that step leaves.
+Values that the host knows at a hand-over are checked there. Values that only the device knows are
+copied without waiting, and are checked when the result is processed, before a token of that step
+leaves.
 
-Which workers there are, and where they pass by, say the adapters in :mod:`g4debug.speculation`.
+The adapters in :mod:`g4debug.speculation` name the workers, and the functions to hook in them.
 """
 
 from __future__ import annotations
@@ -718,7 +719,7 @@ class SpecLifecycle:
         return kept
 
     def before_stream_output(self, streamer: Any, reqs: Any, *args: Any, **kwargs: Any) -> None:
-        """Check before the tokens leave: nobody may get what was counted twice."""
+        """Check before the tokens leave: nobody may get tokens that were counted twice."""
         if self.context.disabled:
             return  # a hook of ours is off, and what it should have counted is not known
         violation = self.committing.check_sent(reqs)

@@ -1,4 +1,4 @@
-"""Follows what SGLang counts for each request in a speculative step.
+"""Follows SGLang's counters of each request in a speculative step.
 
 :class:`Counting` follows the counters on the host, :class:`DeviceLengths` the lengths on the
 device.
@@ -40,7 +40,7 @@ class Counting:
     def check_verify(
         self, worker: Any, batch: Any, correct: list[int], live: list[int]
     ) -> Violation | None:
-        """All counters must have gone forward by what was accepted. ``live``: rows that go on."""
+        """All counters must have gone forward by the accepted tokens. live: rows that go on."""
         assert self._before is not None
         before, lens = self._before
         after, lens_after = _counts(batch.reqs), batch.seq_lens_cpu.tolist()

@@ -259,7 +259,7 @@ class SpecLifecycleV1:
         return result
 
     def before_stream_output(self, streamer: Any, reqs: Any, *args: Any, **kwargs: Any) -> None:
-        """Check before the tokens leave: nobody may get what was counted twice."""
+        """Check before the tokens leave: nobody may get tokens that were counted twice."""
         violation = self.counting.check_since(reqs)
         self.counting.sent()
         if violation is not None:
