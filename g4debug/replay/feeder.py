@@ -91,7 +91,7 @@ class Feeder:
         self.rounds.idled = True
 
     def receive(self, call_next: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """In place of SGLang's: what came in this round."""
+        """In place of SGLang's function: the messages of this round."""
         if not self._on:
             return call_next(*args, **kwargs)
         rounds, queue = self.rounds, self.queue

@@ -1,4 +1,4 @@
-"""Starts the process of a replay, gives it jobs, and has what came of them."""
+"""Starts the process of a replay, gives it jobs, and reads their results."""
 
 from __future__ import annotations
 

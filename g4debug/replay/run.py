@@ -35,7 +35,7 @@ def replayed(
     """trace: the tracers to arm, () for those that were armed there.
 
     shrink: the file that gets the dump of the fewest requests with which the finding comes.
-    pages_only: what the model computes is left out. fixes, releases: it is replayed once more with
+    pages_only: the model computes nothing. fixes, releases: a finding is replayed once more with
     each of these fixes on or off, and on each of these releases of SGLang.
     """
     shrunk, tried = None, []

@@ -1,4 +1,4 @@
-"""From a dump: what has to be started so that its tape can run again, or why it cannot."""
+"""Reads from a dump which server its tape needs to run again, or why it cannot run."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def _speculation(facts: Mapping[str, Plain]) -> dict[str, Plain]:
 
 
 def _environ(record: TrapRecord, notes: list[str]) -> dict[str, str]:
-    """SGLang's variables, and what g4debug had in force: fixes, faults and mode."""
+    """SGLang's variables, and g4debug's fixes, faults and mode that were in force."""
     found = {}
     for name, value in record.environment.items():
         if not _NAME.fullmatch(name) or _ELSEWHERE.match(name):

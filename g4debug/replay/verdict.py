@@ -57,10 +57,10 @@ def compare(recorded: Recording, replayed: Recording) -> States:
 
 
 def with_history(states: States, there: TrapRecord, first: int, here: TrapRecord) -> States:
-    """The comparison, and of the last steps also what both dumps know of them.
+    """The comparison, and for the last steps also a comparison of both dumps' details.
 
-    These are the lengths of each request, its row, and the pages that each event of the allocator
-    was about. first: the steps before the tape.
+    These are the lengths of each request, its row, and the pages in each event of the allocator.
+    first: the steps before the tape.
     """
     found = _first_other_step(there, first, here)
     begin, other = _compare_events(there, first, here)
@@ -91,9 +91,9 @@ def _first_other_step(there: TrapRecord, first: int, here: TrapRecord) -> tuple[
 
 
 def _compare_events(there: TrapRecord, first: int, here: TrapRecord) -> tuple[int, int]:
-    """The first step of which both dumps have all events, and the first one in which they differ.
+    """The first step for which both dumps have all events, and the first one in which they differ.
 
-    0: there is none. Of the last step one may have more than the other.
+    0: there is none. For the last step one dump may have more events than the other.
     """
     theirs, mine = _events(there, first), _events(here, 0)
     if not theirs or not mine:
