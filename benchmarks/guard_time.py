@@ -217,7 +217,7 @@ def host_of(call: Call) -> Callable[[], float]:
 
 
 def in_turns(ways: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """Each way once in each round; who is first changes."""
+    """Run each way once in each round; another one is first each time."""
     found: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(rounds):
         names = list(ways)

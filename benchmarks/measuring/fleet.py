@@ -37,7 +37,7 @@ class Gated(Server):
         self._wait_for(Path(f"{self.gate}.ready"))
 
     def start(self) -> dict[str, Any]:
-        """Let the scheduler go on; returns what the server says when it is up."""
+        """Let the scheduler go on; returns the server's message when it is up."""
         self.wait_at_gate()
         Path(f"{self.gate}.pipe").write_text("go")
         return self.read()
