@@ -84,7 +84,7 @@ judge_fixed = compared(partial(_divided, MOE, SMALL_CHUNK, True))
 
 @compared
 def judge_worse(run: Outcome, clean: Outcome) -> str:
-    """Good if fewer run at the same time than 0.8 would hold, by what g4debug pools says."""
+    """Good if fewer run at the same time than the ratio 0.8 would hold, by g4debug pools."""
     what = _divided(MOE, LARGE_CHUNK, False, run, clean)
     holds = plan(DEFAULT, LARGE_CHUNK).holds
     return only_if(running(run) < holds, f"{what} The ratio 0.8 would hold {holds} requests.")
@@ -106,7 +106,7 @@ def bytes_of(full: int, swa: int) -> int:
 
 
 def cpu(requests: int | None) -> Workload:
-    """Pools that hold all requests. Their outputs are what the other variants must give, too."""
+    """Pools that hold all requests. The other variants must give the same outputs."""
     from g4debug.cpu.models import write
     from g4debug.cpu.server import server_arguments
 

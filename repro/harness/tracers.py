@@ -1,4 +1,4 @@
-"""Which tracers a script arms, and what they show of themselves while a server runs."""
+"""Which tracers a script arms, and their status while a server runs."""
 
 from __future__ import annotations
 

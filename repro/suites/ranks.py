@@ -1,4 +1,4 @@
-"""The modes in which servers with more than one GPU run, and what a healthy one must show in each.
+"""The modes in which servers with more than one GPU run, and the check of a healthy one in each.
 
 In every mode two ranks serve the mixed workload (`harness.mixed`) with every tracer armed.
 """

@@ -1,4 +1,4 @@
-"""A variant of triton_decode_window: an engine's answers, and what the model itself would say.
+"""A variant of triton_decode_window: an engine's answers, and the model's own choices.
 
 The answers are SGLang's, on the CPU engine's toy checkpoint. The reference is Hugging Face's own
 Gemma-4 on the same checkpoint. It is given each answer so far and asked for the next token.

@@ -1,7 +1,7 @@
 """Draws one corruption of a healthy server: what, where, when and to which value.
 
-The same seed is the same corruption. What a seed cannot know (which requests run by then, which
-pages they have) is drawn as a share, from 0 to 1, and chosen when it strikes.
+The same seed is the same corruption. A seed cannot know which requests will run and which pages
+they will have. These are drawn as a share, from 0 to 1, and chosen when it strikes.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Corruption:
 
 
 def draw(seed: int, mtp: bool) -> Corruption:
-    """The corruption of a seed. mtp: the server drafts; what only it has is drawn there only."""
+    """The corruption of a seed. mtp: the server drafts; SPECULATIVE and VERIFY need that."""
     dice = random.Random(f"corruption {seed}")
     what = dice.choice([name for name in WHAT if mtp or name not in SPECULATIVE])
     moment = dice.choice([m for m in WHAT[what][1] if mtp or m != VERIFY])

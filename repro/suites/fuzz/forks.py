@@ -3,7 +3,7 @@
 An engine is started once. Its scheduler serves the traffic and notes the requests as they come from
 the tokenizer. Then it stands still in ``recv_requests`` and forks for each case. A fork goes on in
 SGLang's own event loop with all that is warm, is given the same requests at the same rounds of the
-loop, and sends nothing to anybody. What it has to say it writes into a file.
+loop, and sends nothing to anybody. It writes its result into a file.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class Forks:
         return []
 
     def end(self, error: BaseException | None) -> NoReturn:
-        """Write what came of this case, and end."""
+        """Write the result of this case, and end the process."""
         from g4debug import plugin
 
         assert plugin.in_force is not None and self.strike is not None  # noqa: PT018
@@ -214,7 +214,7 @@ class Forks:
 
 
 def requests_in(given: Any) -> list[Any]:
-    """The requests in what the tokenizer has sent; one message may bring several."""
+    """The requests in a message of the tokenizer's; one message may bring several."""
     if type(given).__name__ == "TokenizedGenerateReqInput":
         return [given]
     if type(given).__name__ == "BatchTokenizedGenerateReqInput":

@@ -44,9 +44,9 @@ def sentence(what: str, page: str) -> str:
 
 
 def grade(what: str, got: Mapping[str, Any], plain: Mapping[str, Any], page: str = "") -> Grade:
-    """got: what a fork wrote (``forks.Forks.end``). plain: of the fork that nothing struck.
+    """got: a fork's result (``forks.Forks.end``). plain: the result of an intact fork.
 
-    page: of the tracers; docs/tracers.md if it is ''.
+    page: the text on the tracers; docs/tracers.md if it is ''.
     """
     fired, finding = got.get("fired"), got.get("finding")
     new = [x for x in got.get("disarmed", ()) if x not in plain.get("disarmed", ())]

@@ -46,8 +46,8 @@ CACHES = (
 class Place:
     """One number that can be changed.
 
-    tensor, index: it is ``tensor[index]``. values: what it may become, by the names in ``TO``.
-    words: what it is. put: how it is changed, if not in place.
+    tensor, index: it is ``tensor[index]``. values: its wrong values, by the names in ``TO``. words:
+    its name. put: changes it, if it cannot be changed in place.
     """
 
     tensor: torch.Tensor
@@ -58,7 +58,7 @@ class Place:
 
 
 class Strike:
-    """fired: what was done, None as long as nothing was. step: tells the step since the begin."""
+    """fired: the change that was made, None before it. step: returns the step since the begin."""
 
     def __init__(self, case: Corruption, scheduler: Any, step: Callable[[], int]) -> None:
         if case.what == "node" and nodes(scheduler.tree_cache) is None:
@@ -70,7 +70,7 @@ class Strike:
         self.requests: dict[str, Any] = {}  # by rid: all that were in a batch
 
     def at(self, moment: str, mode: str = "", **of: Any) -> None:
-        """SGLang is at this moment. of: what it has in hand there."""
+        """SGLang is at this moment. of: the objects that its function has there."""
         for request in getattr(of.get("batch"), "reqs", None) or ():
             self.requests.setdefault(str(request.rid), request)
         try:

@@ -85,7 +85,7 @@ def _word(cell: Cell) -> str:
 
 
 def answers(known: Mapping[str, Case], cells: Iterable[Cell]) -> dict[str, dict[str, Answer]]:
-    """case -> release -> what its runs say; empty if there was none."""
+    """case -> release -> the answer of its runs; empty if there were no runs."""
     bare = [c for c in cells if c.tool == NOTHING]
     found = {
         name: {

@@ -187,7 +187,7 @@ def environment(cell: Cell, folder: Path) -> dict[str, str]:
 def judge(
     cell: Cell, case: Case, tool: Tool, ran: Outcome, folder: Path, right: Mapping[str, Any]
 ) -> Cell:
-    """``cell`` with what came of its run. folder: has its log, its dumps and its counts. right: the
+    """``cell`` with its run's result. folder: has its log, its dumps and its counts. right: the
     right answers, if they are known. A run that proves nothing has ended as SPOILED."""
     text = ran.text
     truth = counter.read(folder)

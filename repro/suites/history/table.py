@@ -1,4 +1,4 @@
-"""From cells to rows: what each tool said of each case, in numbers."""
+"""Turns cells into rows: the results of each tool on each case, in numbers."""
 
 from __future__ import annotations
 
@@ -307,7 +307,7 @@ def blocks(found: Sequence[Row]) -> list[Block]:
 
 
 def as_json(found: Sequence[Row]) -> dict[str, dict[str, dict[str, Any]]]:
-    """row -> tool -> what it said, of those that ran."""
+    """row -> tool -> the tool's entry, for rows and tools that ran."""
     return {
         row.name: {
             tool: {"words": entry.words, **asdict(entry)}

@@ -174,5 +174,5 @@ TOOLS: Final = {
 
 
 def device_of(case: Case, tool: str) -> str:
-    """The device from which the table takes what a tool says of a case: "cpu" or "cuda"."""
+    """The device from which the table takes a tool's result on a case: "cpu" or "cuda"."""
     return CUDA if case.gpu or TOOLS[tool].gpu else CPU
