@@ -76,7 +76,7 @@ def engine(model: Path, overrides: dict[str, Any]) -> dict[str, Any]:
 
 
 def measure(name: str, rounds: int, overrides: dict[str, Any], folder: Path) -> Any:
-    """The rows of the CSV, the device's name, and what the server with paths logged about them."""
+    """The rows of the CSV, the device's name, and the log lines of the server with paths."""
     from g4debug.settings import fix_switch
 
     model = folder / name

@@ -54,7 +54,7 @@ GOALS = {
     "a double free, to the dump": None,
 }
 FAR = 10_000_000  # a page that no pool has
-Files = dict[str, set[str]]  # file -> those of its functions that were called
+Files = dict[str, set[str]]  # file -> its functions that were called
 
 
 @dataclass
@@ -133,7 +133,7 @@ class Server:
         self.layer = next(x for x in self.rig.layers if not self.rig.sliding[x.layer_id])
 
     def ways(self) -> Iterator[Files]:
-        """What each way enters, in the order of GOALS."""
+        """The files that each way enters, in the order of GOALS."""
         yield self.table(bad=False).files
         before = set(self.dumps.glob("*.pt"))
         bad = self.table(bad=True)
@@ -168,7 +168,7 @@ class Server:
 
 
 def enters(call: Callable[[], Any], bad: bool) -> Entered:
-    """What a call enters, which must end with a finding if there is something bad."""
+    """The files that a call enters. It must end with a finding if ``bad``, and without if not."""
     found = entered(call)
     if (found.raised is not None) != bad or bool(found.to_record) != bad:
         sys.exit(f"expected {'a finding' if bad else 'no finding'}, got: {found.raised!r}")
@@ -176,7 +176,7 @@ def enters(call: Callable[[], Any], bad: bool) -> Entered:
 
 
 def show(dump: Path) -> Entered:
-    """What ``g4debug show`` of a dump enters."""
+    """The files that ``g4debug show`` of a dump enters."""
     from g4debug.cli import main
 
     codes: list[int] = []
@@ -205,7 +205,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="g4debug-entered-") as folder:
         arm(Path(folder))
         server = Server(Path(folder))
-        list(server.ways())  # what is done only once is done now
+        list(server.ways())  # does now all that is done only once
         ways = dict(zip(GOALS, server.ways(), strict=True))
     print(f"{'files entered by':<32} {'now':>4} {'goal':>5}")
     for name, files in ways.items():

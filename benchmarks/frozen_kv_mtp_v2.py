@@ -57,7 +57,7 @@ VARIANTS = {
 }
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "cuda": {**models.FOR_64, "max_total_tokens": 64 * 1000, "chunked_prefill_size": 8192,
-             # Of what is free when it starts; the pools are as large as the line above says.
+             # Of the memory that is free at start; the pools are as large as the line above says.
              "mem_fraction_static": 0.9},
     "cpu": {"max_total_tokens": 4096},
 }  # fmt: skip

@@ -33,7 +33,7 @@ import torch
 LAUNCHES = 20  # in one graph, and in one measurement of the host
 HERE = Path(__file__).resolve().parents[1]
 PAGE = 64
-# Where a checkout has each thing: the newest place first, then those of older ones.
+# Where a checkout has each thing: the newest place first, then older checkouts' places.
 PLACES = {
     "TrapBuffer": ("sanitizer.trap_buffer:TrapBuffer", "tracers.trap_buffer:TrapBuffer"),
     "Truth": ("sanitizer.reference_state:Truth", "tracers.truth:Truth"),
@@ -80,7 +80,7 @@ def _thing(place: str) -> Any:
 
 
 class Case:
-    """What one forward hands over: rows of ``tokens`` tokens, in random pages of ``page``."""
+    """The input of one forward: rows of ``tokens`` tokens, in random pages of ``page``."""
 
     def __init__(self, rows: int, tokens: int, device: torch.device, page: int = PAGE) -> None:
         columns = -(-tokens // page) + 1
@@ -99,8 +99,8 @@ class Case:
         self.step = torch.full((1,), 7, device=device)
 
     def owners(self, tree: SimpleNamespace) -> tuple[torch.Tensor, torch.Tensor]:
-        """The books of whose each page is, and of what is lent: nothing. In a checkout that knows
-        no columns, a word is a row."""
+        """The owner of each page, and how much is lent in each row: nothing. In a checkout that
+        knows no columns, an owner is only a row."""
         places = hasattr(tree.owners, "place")
         word = torch.int64 if places else torch.int32
         owners = torch.zeros(self.pages + 1, dtype=word)
@@ -162,7 +162,7 @@ class Case:
         return call
 
     def kv_writes(self, tree: SimpleNamespace, trap: Any, swa: bool, by_snapshot: bool) -> Call:
-        """Of a verify with four tokens in each row."""
+        """The KV-write guard's launch for a verify with four tokens in each row."""
         loc = self.places[:, self.tokens : self.tokens + 4].flatten().contiguous()
         firsts = torch.full((self.rows,), self.tokens, device=self.device)
         rows = tree.Rows(self.rows, 4, firsts, per_row=4)
@@ -217,7 +217,7 @@ def host_of(call: Call) -> Callable[[], float]:
 
 
 def in_turns(ways: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """Each way once in each round; who is first changes."""
+    """Run each way once in each round; another one is first each time."""
     found: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(rounds):
         names = list(ways)
@@ -227,7 +227,7 @@ def in_turns(ways: dict[str, Callable[[], float]], rounds: int) -> dict[str, lis
 
 
 def registers(trees: dict[str, SimpleNamespace]) -> list[tuple[object, ...]]:
-    """What each compiled kernel needs: the launchers of the guards remember them."""
+    """Registers and memory of each compiled kernel: the guards' launchers remember them."""
     found = []
     for name, tree in trees.items():
         for module in (tree.page_guard, tree.token_guard, tree.writes):

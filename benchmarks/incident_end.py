@@ -69,7 +69,7 @@ def session(leader: int) -> tuple[int, int]:
 
 
 def mapped(leader: int) -> set[str]:
-    """What a process and its children have mapped from /dev/shm."""
+    """The names of the blocks in /dev/shm that a process and its children have mapped."""
     import psutil
 
     found: set[str] = set()

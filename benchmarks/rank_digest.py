@@ -23,7 +23,7 @@ import torch
 
 
 def batch(rids: tuple[str, ...], lengths: tuple[int, ...]) -> Any:
-    """A decode batch whose locations lie on a device that cannot be asked."""
+    """A decode batch. Its locations lie on a device that cannot be asked."""
     size = len(rids)
     return SimpleNamespace(
         reqs=[

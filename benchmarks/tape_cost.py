@@ -57,7 +57,7 @@ def asked(rid: str, tokens: list[int]) -> TokenizedGenerateReqInput:
 
 
 def microseconds(work: Callable[[], object], times: int) -> float:
-    """Of one call: the median of 7 runs."""
+    """The time of one call: the median of 7 runs."""
     runs = []
     for _ in range(7):
         begin = time.perf_counter()

@@ -242,7 +242,7 @@ def measure_switched(args: argparse.Namespace, folder: Path) -> int:
         while time.monotonic() + 1.1 * longest < end and number < args.rounds:
             begin = time.monotonic()
             seed = 1000 * args.seed + number
-            # What a round ends with is what the next one begins with, so no switch is needed then.
+            # The next round begins in the state in which this one ends: no switch is needed then.
             for now in (armed, not armed):
                 if now is not armed:
                     server.switch()

@@ -19,7 +19,7 @@ from workloads.draft_embedding_shard import too_few_gpus
 
 FIX = "G4DEBUG_FIX_DRAFT_EMBEDDING_SHARD"
 OFF, ON = {FIX: "0"}, {FIX: "1"}
-# What SGLang says on a CPU, and on GPUs: the first two H100 said the second, two H200 the third.
+# SGLang's error on a CPU, and on GPUs: the first two H100 said the second, two H200 the third.
 ERRORS = (
     "IndexError: index out of range in self",
     "device-side assert triggered",

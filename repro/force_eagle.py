@@ -32,7 +32,7 @@ _ALGORITHM = re.compile(r"server_args=ServerArgs\(.*speculative_algorithm='?(\w+
 
 
 def algorithm(run: Outcome) -> str:
-    """What SGLang made of --speculative-algorithm NEXTN, in its own start-up line."""
+    """The algorithm that SGLang made of NEXTN, from its own start-up line."""
     found = _ALGORITHM.search(run.text)
     return found[1] if found else "nothing"
 
@@ -110,7 +110,7 @@ PLAIN = {"cpu": lambda requests: cpu(requests).without_mtp()}
 # CUDA graphs are on, as is SGLang's default. The server stops before it captures one.
 GRAPHS = each(DEVICES, disable_cuda_graph=False)
 UNEVEN = {"cpu": lambda requests: cpu(requests, even=False)}
-# What EAGLE's worker needs on the CPU engine. On trtllm_mha its draft steps use FlashInfer, which
+# EAGLE's worker needs these on the CPU engine. On trtllm_mha its draft steps use FlashInfer, which
 # has no stand-in. So the draft runs on triton, interpreted; the target stays on trtllm_mha. Overlap
 # is off, because the overlapping worker needs CUDA streams.
 EAGLE = each(DEVICES, speculative_draft_attention_backend="triton", disable_overlap_schedule=True)

@@ -103,10 +103,10 @@ def follows_tokens(shape: Shape) -> bool:
 
 
 def trouble(armed: Outcome, tokens: bool, folder: Path) -> str:
-    """What nothing can excuse: a finding, or a tracer that does not work. '' if there is none.
+    """A failure that nothing can excuse: a finding, or a tracer that does not work; '' if none.
 
-    tokens: spec-lifecycle has something to judge.
-    What the flight recorder keeps accuses nobody: it is how SGLang itself ended, or stands.
+    tokens: spec-lifecycle has something to judge. The flight recorder's dumps accuse nobody: they
+    tell how SGLang itself ended, or stands.
     """
     records = [reading.read(path) for path in sorted((folder / "dumps").glob("*.pt"))]
     findings = [r.finding for r in records if r.finding.check != RECORDS]

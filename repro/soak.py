@@ -65,7 +65,7 @@ def run(armed: bool, args: Namespace, folder: Path, console: Console) -> Outcome
 
 
 def counts(text: str) -> str:
-    """What really happened in a run, from its log."""
+    """How often a run aborted, retracted, evicted and reused tokens, from its log."""
     aborted = text.count("abort-request #")
     retracted = sum(int(n) for n in re.findall(r"#retracted_reqs: (\d+)", text))
     evicted = text.count("radix-evict #")

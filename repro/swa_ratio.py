@@ -64,8 +64,8 @@ def judge_clean(run: Outcome) -> str:
 
 
 def _divided(ratio: float, chunk: int, together: bool, run: Outcome, clean: Outcome) -> str:
-    """Good if the outputs equal those of clean, the pools have the sizes of ``ratio`` in the same
-    memory, and all requests ran at the same time (``together``), or not all of them did.
+    """Good if the outputs equal clean's, the pools have the sizes of ``ratio`` in the same memory,
+    no request was retracted, and all requests ran at the same time (``together``), or not all did.
     """
     equal_outputs(run, clean)
     wanted = plan(ratio, chunk)
@@ -84,7 +84,7 @@ judge_fixed = compared(partial(_divided, MOE, SMALL_CHUNK, True))
 
 @compared
 def judge_worse(run: Outcome, clean: Outcome) -> str:
-    """Good if fewer run at the same time than 0.8 would hold, by what g4debug pools says."""
+    """Good if fewer run at the same time than the ratio 0.8 would hold, by g4debug pools."""
     what = _divided(MOE, LARGE_CHUNK, False, run, clean)
     holds = plan(DEFAULT, LARGE_CHUNK).holds
     return only_if(running(run) < holds, f"{what} The ratio 0.8 would hold {holds} requests.")
@@ -95,7 +95,7 @@ MEMORY = solve.Memory(KV_BYTES, PAGE, element=4)
 
 
 def plan(ratio: float, chunk: int) -> planned.Row:
-    """What ``g4debug pools`` says: the pools at ``ratio``, and how many requests each holds."""
+    """The plan by ``g4debug pools``: the pools at ``ratio``, and the requests that they hold."""
     load = planned.Workload(INPUT, OUTPUT, REQUESTS, chunk)
     return planned.row(GEOMETRY, MEMORY, planned.need_of(GEOMETRY, MEMORY, load), ratio)
 
@@ -106,7 +106,7 @@ def bytes_of(full: int, swa: int) -> int:
 
 
 def cpu(requests: int | None) -> Workload:
-    """Pools that hold all requests. Their outputs are what the other variants must give, too."""
+    """Pools that hold all requests. The other variants must give the same outputs."""
     from g4debug.cpu.models import write
     from g4debug.cpu.server import server_arguments
 

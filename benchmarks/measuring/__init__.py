@@ -1,4 +1,4 @@
-"""What the benchmarks share in their own process: servers, loads, arithmetic, results."""
+"""Shared by the benchmarks, in their own process: servers, loads, arithmetic, results."""
 
 import sys
 from pathlib import Path

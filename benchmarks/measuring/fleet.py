@@ -22,7 +22,7 @@ PATIENCE = 300  # seconds for any one thing that a server does
 
 
 class Gated(Server):
-    """A server whose scheduler waits in ``served/gate.py`` until :meth:`start`."""
+    """A server. Its scheduler waits in ``served/gate.py`` until :meth:`start`."""
 
     def __init__(self, name: str, variant: Variant, device: str, folder: Path) -> None:
         self.gate = folder / name
@@ -37,13 +37,13 @@ class Gated(Server):
         self._wait_for(Path(f"{self.gate}.ready"))
 
     def start(self) -> dict[str, Any]:
-        """Let the scheduler go on; returns what the server says when it is up."""
+        """Let the scheduler go on; returns the server's message when it is up."""
         self.wait_at_gate()
         Path(f"{self.gate}.pipe").write_text("go")
         return self.read()
 
     def facts(self) -> dict[str, Any]:
-        """What the scheduler says of itself; see ``gate.facts``."""
+        """The scheduler's facts about itself; see ``gate.facts``."""
         path = Path(f"{self.gate}.facts")
         path.unlink(missing_ok=True)
         os.kill(int(Path(f"{self.gate}.ready").read_text()), signal.SIGUSR2)

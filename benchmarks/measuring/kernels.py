@@ -47,8 +47,8 @@ class Stage:
 
     at: its first columns of the CSV. variants: functions of the same arguments, ours among them.
     inputs: the arguments, in several sets. moved: bytes that a call must read and write. right:
-    what gives the right result; none: the first variant. tries: our kernel cut in other ways, by
-    the cut; the first is today's.
+    gives the right result; without it, the first variant does. tries: our kernel cut in other ways,
+    by the cut; the first is today's.
     """
 
     at: Mapping[str, Any]
@@ -90,7 +90,7 @@ def compare(
     build: Callable[[str, int, str, bool], Sequence[Stage]],
     check: Callable[[Sequence[Stage]], None] = same,
 ) -> None:
-    """What a script does: check its variants, then measure them at each size, or tune ours.
+    """Run a script: check its variants, then measure them at each size, or tune ours.
 
     keys: the columns that tell the sizes apart. names: of the widths. build: (name, rows, device,
     whether with torch.compile) -> the stages.
@@ -138,7 +138,7 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
 
 
 def sizes(args: argparse.Namespace, rows: Sequence[int], tuned: Sequence[int]) -> Sequence[int]:
-    """How many rows: what --rows says, or ``tuned`` with --tune, or ``rows``."""
+    """The numbers of rows: from --rows, or ``tuned`` with --tune, or ``rows``."""
     return [int(r) for r in args.rows.split(",")] if args.rows else tuned if args.tune else rows
 
 

@@ -1,4 +1,4 @@
-"""What a benchmark sends to a server: prompts with shared beginnings, drawn from a seed."""
+"""A benchmark's requests: prompts with shared beginnings, drawn from a seed."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ class Shape:
     """The lengths, in tokens, as (shortest, longest).
 
     prefixes: how many beginnings are shared; the first is the most frequent. prefix: a shared
-    beginning. suffix: what follows it, which no other request has; short ones are more frequent
-    than long ones. output: the answer.
+    beginning. suffix: the rest of the prompt, which no other request has; short ones are more
+    frequent than long ones. output: the answer.
     """
 
     vocab: int

@@ -22,9 +22,9 @@ class Variant:
     """One variant of a server.
 
     environment: variables in addition to ours. engine: arguments of sgl.Engine in addition to the
-    benchmark's. wrapper: a command that runs the server. plugin: a module of ``served/`` whose
-    ``register`` SGLang calls. answers: the module of ``served/`` that answers. python: the Python
-    of another environment, '' for this one.
+    benchmark's. wrapper: a command that runs the server. plugin: a module of ``served/``; SGLang
+    calls its ``register``. answers: the module of ``served/`` that answers. python: the Python of
+    another environment, '' for this one.
     """
 
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -93,7 +93,7 @@ class Server:
         return self.put([batch, tokens])
 
     def profile(self, batch: int, tokens: int, folder: Path) -> list[Path]:
-        """Answer requests under SGLang's profiler; what it left in ``folder``, an empty one."""
+        """Answer requests under SGLang's profiler. Returns its files in ``folder``."""
         self.put([batch, tokens, str(folder)])
         return sorted(folder.iterdir())
 
@@ -116,7 +116,7 @@ class Server:
 def all_up(
     variants: Mapping[str, Variant], device: str, folder: Path
 ) -> Iterator[tuple[dict[str, Server], dict[str, dict[str, Any]]]]:
-    """Servers that are on the device together, and what each says of itself.
+    """Servers that are on the device together, and each one's first message.
 
     They start one after the other, because each first measures the free memory. Raises SystemExit
     if one dies.

@@ -1,11 +1,11 @@
-"""Whose time a sample of a scheduler's stack is: plain text in, counts out.
+"""Decides from samples of a scheduler's stack whether time is g4debug's: text in, counts out.
 
 py-spy writes one line for each stack that it saw: the frames, outermost first, separated by ``;``,
 and how often it was seen. A frame is ``function (file:line)``, with the whole path of the file.
 
-A sample belongs to g4debug if the innermost frame that is not of a library is one of g4debug's.
-What g4debug calls in torch, Triton or numpy is g4debug's time. What SGLang does inside a hook of
-g4debug's is SGLang's time, and so is what a fix does in place of SGLang.
+A sample belongs to g4debug if the innermost frame outside of all libraries is one of g4debug's.
+Calls from g4debug into torch, Triton or numpy are g4debug's time. SGLang's work inside a hook of
+g4debug's is SGLang's time, and so is the work that a fix does in place of SGLang.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 _FRAME = re.compile(r"^(?P<function>.*) \((?P<file>.*):(?P<line>\d+)\)$")
 LOOP = "event_loop"  # in the name of the function that every sample of a step is inside
 G4DEBUG = str(Path(__file__).resolve().parents[2] / "g4debug") + "/"
-# What leads from a site to a hook. A sample is listed under the hook, if it came that far.
+# The files that lead from a site to a hook. A sample is listed under the hook, if it came that far.
 PLUMBING = ("hooking/hooks.py", "tracers/base.py", "ledger/pool_registry.py")
 NOT_OURS = ("cpu/", "fixes/")  # folders of g4debug: what stands in for SGLang or a CUDA kernel
 

@@ -1,4 +1,4 @@
-"""A drawing whose colours follow the viewer's light or dark scheme."""
+"""Draws an SVG. Its colours follow the viewer's light or dark scheme."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ VARIANTS |= {
 
 @dataclass(frozen=True)
 class Load:
-    """What every server is sent. fill: requests that fill the cache, and their tokens.
+    """The requests for every server. fill: requests that fill the cache, and their tokens.
 
     phases: (requests at a time, requests). contexts: the prompts' tokens, one phase for each, in
     place of prompts that share beginnings. of_context: requests of each, and their tokens. vocab:
@@ -90,7 +90,7 @@ def engine(
         **models.FOR_64,
         max_total_tokens=64 * 1600,
         chunked_prefill_size=2048,
-        # What fills the cache is as long as the load's longest prompt, whatever the contexts are.
+        # Fill requests are as long as the load's longest prompt, whatever the contexts are.
         **({"context_length": max(contexts) + 3000} if contexts else {}),
         **several,
     )
@@ -98,7 +98,7 @@ def engine(
 
 def under_load(names: Iterable[str], shared: Mapping[str, Any]) -> dict[str, Variant]:
     """These of VARIANTS, as servers that wait at the gate. shared: their engine's arguments."""
-    # Servers of several ranks that start at the same time see GPUs whose free memory differs.
+    # Servers of several ranks that start at the same time see different free memory per GPU.
     more = {"SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK": "0"} if "tp_size" in shared else {}
     return {n: replace(VARIANTS[n], engine={**shared, **VARIANTS[n].engine},
                        environment={**more, **VARIANTS[n].environment},
@@ -176,7 +176,7 @@ def installed() -> None:
 
 
 def check(variant: str, facts: Mapping[str, Any]) -> None:
-    """Raise SystemExit if the scheduler does not have what the variant says."""
+    """Raise SystemExit if the scheduler has another number of tracers than the variant."""
     counts = {"recorder": 1, "armed": 5, "armed-no-mtp": 5, "armed-triton": 5, "kv-integrity": 6,
               "kv-writes": 6, "ranks": 6, "spec-values": 5, "prefix-cache": 6}  # fmt: skip
     expected = 1 if variant.endswith("-alone") else counts.get(variant, 0)

@@ -1,1 +1,1 @@
-"""What runs in a server's processes: how it answers a benchmark, and plugins for SGLang."""
+"""Code for a server's processes: how it answers a benchmark, and plugins for SGLang."""

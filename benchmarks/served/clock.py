@@ -8,9 +8,9 @@ clock takes about a microsecond for each call, which counts as ours.
 An idle scheduler goes round its loop as fast as it can, and our hooks with it. That costs nobody
 anything, so only rounds in which a batch is run, or its result processed, are counted.
 
-The figures are in what ``gate.py`` writes on SIGUSR2: ``clock``, site -> [calls, seconds].
+``gate.py`` writes the figures on SIGUSR2: ``clock``, site -> [calls, seconds].
 
-With the variable BENCHMARK_PROFILE, a folder, cProfile runs while our code runs, and what it saw
+With the variable BENCHMARK_PROFILE, a folder, cProfile runs while our code runs, and its record
 since the last SIGUSR2 is written there. It makes our code slower, so the figures are then only for
 comparing functions with each other.
 """
@@ -90,7 +90,7 @@ def _as(owner: str, function: Any) -> Any:
 
 
 def _turn(next_owner: str) -> None:
-    """Give the time since the last turn to whom it belongs."""
+    """Add the time since the last turn to its owner's."""
     global _since
     if _profile is not None:
         _profile.disable()

@@ -1,6 +1,6 @@
 """Answers [batch, tokens] with the seconds and the accept length of so many alike requests.
 
-With a third part, a folder, it is done under SGLang's profiler, whose trace is put there.
+With a third part, a folder, SGLang's profiler runs meanwhile and writes its trace there.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ def facts(scheduler: Any) -> dict[str, Any]:
 
 
 def tracer_sites() -> int:
-    """How many hook sites a tracer uses, or what tracers need. Sites of fixes do not count."""
+    """How many sites have hooks of tracers or of their helpers. Sites of fixes do not count."""
     from g4debug import discovery, plugin
 
     if plugin.in_force is None:

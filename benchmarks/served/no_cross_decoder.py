@@ -1,7 +1,7 @@
 """A plugin for SGLang: no row of a prefill enters the KV-shared layers. Its answers are wrong.
 
-The time that remains is what yoco-fast-prefill cannot save: the layers before them and everything
-else take it. The plugin also sets seeded weights.
+yoco-fast-prefill cannot save the time that remains: the layers before them and everything else take
+it. The plugin also sets seeded weights.
 """
 
 

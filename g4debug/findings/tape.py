@@ -1,27 +1,28 @@
-"""The tape: what a scheduler was given and what it was told, so that all of it can be given again.
+"""The tape: a record of a scheduler's requests and accept lengths, for giving them to it again.
 
-Which KV page goes where is decided on the host: by the order of the requests, their lengths, the
-prefixes that they share, and how many tokens each verify accepts. The tape holds that and nothing
-else, as bytes, one *event* after the other. There is no text, no token and no id on it. What a
-prompt is made of is told by keyed hashes (:class:`Chain`), from which one sees who shares how many
-pages with whom. The key is drawn in each process and is never written.
+The host decides where each KV page goes: by the order of the requests, their lengths, the prefixes
+that they share, and how many tokens each verify accepts. The tape holds these facts, and checksums
+to compare a replay with. It is made of bytes, one *event* after the other. There is no text, no
+token and no id on it. Keyed hashes (:class:`Chain`) stand for the tokens of a prompt; they show how
+many pages two requests share. The key is drawn in each process and is never written.
 
 An event is a code and numbers, each in as few bytes as it needs (LEB128):
 
 | code | what follows |
 |---|---|
-| ``START`` | why it may begin here; how many rounds, steps, requests were before |
-| ``REQUEST`` | the round, lengths, options, and the hashes of the prompt's pages |
-| ``ABORT``, ``FLUSH`` | the round; of an abort, whose |
-| ``END`` | whose, how many tokens it got, how it ended, and the hashes of their pages |
+| ``START`` | why a tape may begin here; rounds, steps, requests, forwards, ratio, checksum so far |
+| ``REQUEST`` | the round, lengths, options, priority, and the hashes of the prompt's pages |
+| ``ABORT`` | the round, and the request, or all requests |
+| ``FLUSH`` | the round |
+| ``END`` | the request, its lengths, how it ended, and the hashes of its output's pages |
 | ``ROWS`` | the requests of the verifies that follow, row by row |
-| ``ACCEPT`` | of one verify, the tokens that each row got |
-| ``STEP`` | a running checksum of what the host knew as each step began |
-| ``PAGES`` | every so many steps, a digest of where the pages are |
+| ``ACCEPT`` | for one verify, how many tokens each row got |
+| ``STEP`` | a running checksum of the host's numbers at the beginning of each step |
+| ``PAGES`` | every so many steps: the step, and a digest of the places of all pages |
 
-A *round* is one of the event loop; of rounds in a row in which nothing is done, only two count. A
-tape is cut into *chunks*, each beginning with a ``START``. If there is no room, the oldest is
-dropped. This module imports neither torch nor sglang.
+A *round* is one pass of the event loop; of idle rounds in a row only two count. A tape is cut into
+*chunks*, each beginning with a ``START``. If there is no room, the oldest chunk is dropped. This
+module imports neither torch nor sglang.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ UNKNOWN = 0  # the request of a row that is not on the tape; the others count fr
 
 
 class TapeError(ValueError):
-    """A tape cannot be read. The text says what is wrong with it, and where."""
+    """A tape cannot be read. The text names the error, and in most cases its place."""
 
 
 class Code(IntEnum):
@@ -103,7 +104,7 @@ class Chain:
 
     def __init__(self, key: bytes, page: int, firsts: bool, salt: str = "") -> None:
         self._key, self._page, self._firsts = key, page, firsts
-        # What keeps requests of other tenants apart in SGLang's prefix cache does so here.
+        # The salt keeps requests of other tenants apart, as it does in SGLang's prefix cache.
         self._state = self._hash(salt.encode("utf-8", "surrogatepass"), HASH) if salt else b""
         self.done = 0  # tokens of the pages that were hashed
 
@@ -152,7 +153,7 @@ def hash_bytes(page: int, tokens: int, before: int, firsts: bool) -> int:
 class Ring:
     """The chunks of a tape, at most ``limit`` bytes together. Add to ``now``; it is the last one.
 
-    settled: steps after which what is before a flush is of no use any more.
+    settled: so many steps after a start or a flush, the chunks before it are of no use any more.
     """
 
     def __init__(self, limit: int, settled: int = 64) -> None:
@@ -166,7 +167,7 @@ class Ring:
         self._chunks.append((self.now, why, step))
 
     def trim(self, step: int) -> None:
-        """Drop what is not needed, and what there is no room for. step: the last one."""
+        """Drop chunks that are of no use, then the oldest ones that do not fit. step: the last."""
         chunks = self._chunks
         for index in range(len(chunks) - 1, 0, -1):
             _, why, begun = chunks[index]
@@ -228,7 +229,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Abort:
-    """whose: a request's id, ``UNKNOWN``, or -1 for all."""
+    """whose: the request's id, ``UNKNOWN`` if it is not on the tape, or -1 for all requests."""
 
     round: int
     whose: int
@@ -486,20 +487,20 @@ class _Reader:
 def request(
     rounds: int, prompt: int, longest: int | None, options: int, start: int, priority: int
 ) -> bytes:
-    """What begins a ``REQUEST``; the hashes of its pages follow. rounds: since the last event."""
+    """The first part of a ``REQUEST``, without the hashes. rounds: since the last event."""
     signed = 2 * priority if priority >= 0 else -2 * priority - 1
     numbers = (rounds, prompt, 0 if longest is None else longest + 1, options, start + 1, signed)
     return bytes((Code.REQUEST,)) + b"".join(map(number, numbers))
 
 
 def end(whose: int, output: int, how: How, prompt: int) -> bytes:
-    """What begins an ``END``; the hashes of the pages behind the prompt's full ones follow."""
+    """The first part of an ``END``, without the hashes of the pages behind the prompt's."""
     return bytes((Code.END,)) + b"".join(map(number, (whose, output, how, prompt)))
 
 
 def start(
     round: int, steps: int, requests: int, forwards: int, ratio: float, checksum: int
 ) -> bytes:
-    """What follows the reason in a ``START``."""
+    """The part of a ``START`` behind the reason."""
     numbers = b"".join(map(number, (round, steps, requests, forwards)))
     return numbers + struct.pack("<dI", ratio, checksum)

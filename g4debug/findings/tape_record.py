@@ -63,7 +63,7 @@ def _from(tape: Tape, whole: bytes, at: int) -> Tape:
         begins=start.why.name.lower(),
         first=start.steps,
         steps=tape.first + tape.steps - start.steps,
-        # ``requests`` counts those of a tape that is not shortened yet from the process's start.
+        # For a tape that is not shortened yet, ``requests`` counts from the process's start.
         requests=tape.requests + _before(tape, whole) - start.requests,
         size=len(rest),
         events=tape.events if at == 0 else _numbers(rest),

@@ -1,1 +1,1 @@
-"""Our own record of who holds each KV page and what happened to it."""
+"""Our own record of the holders and the events of all KV pages."""

@@ -181,7 +181,7 @@ class AllocHooks:
     def _entries(
         self, pool: PoolLedger, kind: str, pages: Pages, shares: Iterable[Share], where: str
     ) -> Iterator[Callable[[], Any]]:
-        """What enters that these shares of the new pages were handed out."""
+        """Functions that enter the hand-out of these shares of the new pages."""
         enter = partial(self.ledger.enter, pool, kind, holds=True, caller=where)
         for rid, first, end, positions in shares:
             yield partial(enter, pages[first:end], request=rid, positions=positions)
@@ -348,7 +348,7 @@ class AllocHooks:
         shadows.mark(self.ledger.shadow, full, pool.page_size, swa=swa, begins=True)
 
         def written(words: Pages) -> None:
-            """Compare what SGLang wrote into its mapping with what was handed out."""
+            """Compare SGLang's new mapping entries with the pages that were handed out."""
             mapped = words.reshape(2, -1)[1]
             given = self._tokens["swa"]
             wrong = mapped != given
@@ -388,7 +388,7 @@ class AllocHooks:
     def _mismatch(
         self, pool: PoolLedger, pages: Pages, given: Pages, got: Pages, kind: str = "mismatch"
     ) -> None:
-        """Enter that the mapping of these full pages is not what the allocators handed out.
+        """Enter that the mapping of these full pages differs from the pages that were handed out.
 
         kind: "miswritten" if it was so at once, "mismatch" if it was right when they were.
         """
@@ -403,9 +403,9 @@ class AllocHooks:
             self.ledger.pairs = None
 
     def _returned(self, full: torch.Tensor, out: torch.Tensor, last: torch.Tensor) -> None:
-        """The SWA allocator returned other indices than its full pool had handed out: which?
+        """The SWA allocator returned other indices than its full pool had handed out: enter them.
 
-        Not those of pages that sequences continue in: SGLang itself names these, in ``last``.
+        Pages in which sequences continue are left out: SGLang itself names these, in ``last``.
         """
         pool, parts = self.ledger.pools["full"], (out, full, last)
         counts = np.cumsum([part.numel() for part in parts])

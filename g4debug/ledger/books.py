@@ -11,7 +11,7 @@ import torch
 Pages = np.ndarray[Any, np.dtype[np.int64]]  # page or token indices, 1-D
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
 DEPTH = 8  # events known of each page
-TAILS = 4096  # requests whose last page is known
+TAILS = 4096  # so many requests' last pages are known
 _FIRST = np.ones(1, dtype=np.bool_)
 
 
@@ -22,7 +22,7 @@ def on_host(indices: torch.Tensor) -> Pages:
 
 
 def distinct(values: Pages) -> Pages:
-    """``values``, sorted, each once. What np.unique gives, in a fraction of its time.
+    """``values``, sorted, each once. The same as np.unique, in a fraction of its time.
 
     Most events are of a few pages, and a prefill that evicts makes dozens of them.
     """
@@ -104,11 +104,11 @@ class PoolLedger:
             self.partner[inside] = 0
 
     def inside(self, pages: Pages) -> Pages:
-        """Those of ``pages`` that are in this pool, without the reserved page 0."""
+        """Selects from ``pages`` the ones in this pool, without the reserved page 0."""
         return pages[(pages > 0) & (pages < self.pages)]
 
     def not_held(self, pages: Pages) -> Pages:
-        """Those of ``pages`` that are not held pages of this pool, in the order given."""
+        """Selects from ``pages`` the ones that this pool does not hold, in the order given."""
         if not len(pages):
             return pages
         if self.held.take(pages, mode="clip").all() and pages.max() < len(self.held):

@@ -1,4 +1,4 @@
-"""What SGLang's prefix cache holds: its nodes, their pages, and what it says of itself.
+"""Reads SGLang's prefix cache: its nodes, their pages, and its own counts.
 
 A prefix cache is a tree. Each node has a key, which is a part of a prompt, and a value, which is
 the slots of the full pool that hold the KV of these tokens. On a model with sliding layers a node
@@ -28,10 +28,10 @@ _NONE: Pages = np.empty(0, dtype=np.int64)
 
 @dataclass(frozen=True)
 class Cached:
-    """What the nodes hold. int64 slots of the full pool, node by node; a slot that two nodes hold
-    is there twice.
+    """The slots that the nodes hold: int64 slots of the full pool, node by node. A slot that two
+    nodes hold is there twice.
 
-    full: of all nodes. alive: of the nodes that are no tombstones.
+    full: the slots of all nodes. alive: the slots of the nodes that are no tombstones.
     swa_tokens: how many tokens have a SWA page.
     """
 
@@ -81,7 +81,7 @@ def is_native(tree: Any) -> bool:
 
 
 def read(tree: Any) -> Generator[None, None, Cached]:
-    """What the nodes hold, with a pause after every ``NODES`` of them. A chunk cache holds none."""
+    """Read all nodes, with a pause after every ``NODES`` of them. A chunk cache has none."""
     if is_native(tree):
         full = on_host(tree.all_values_flatten())
         yield
@@ -131,7 +131,7 @@ def swa_tokens_of(node: Any) -> int:
 
 
 def sizes(tree: Any, pool: str, hybrid: bool) -> Sizes | None:
-    """What the tree says of its own size in a pool; None if it is no tree. Does not wait.
+    """The tree's own count of its size in a pool; None if it is no tree. Does not wait.
 
     pool: "full" or "swa". hybrid: there are both.
     """

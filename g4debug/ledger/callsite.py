@@ -1,4 +1,4 @@
-"""Who called an allocator: the nearest function on the stack that a reader looks for."""
+"""Finds an allocator's caller: the nearest function on the stack that a reader looks for."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _names: dict[tuple[str, int, str], str] = {}  # of the callers that were seen be
 
 
 def caller() -> str:
-    """Who called the allocator, for example ``schedule_batch.py:2744 _evict_swa``.
+    """The allocator's caller, for example ``schedule_batch.py:2744 _evict_swa``.
 
-    Another plugin may have put a function of its own between SGLang and the allocator. Whether it
-    only looked on or made the call, no frame tells; so it is named, and SGLang's function after
-    it: ``their_plugin.py:12 looked, called by schedule_batch.py:2744 _evict_swa``.
+    Another plugin may have put a function of its own between SGLang and the allocator. No frame
+    tells whether that function only looked on or made the call. So it is named first, and SGLang's
+    function after it: ``their_plugin.py:12 looked, called by schedule_batch.py:2744 _evict_swa``.
     """
     foreign = ""
     frame: Any = sys._getframe(1)

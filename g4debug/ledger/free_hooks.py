@@ -1,18 +1,19 @@
 """Tells the ledger which pages the allocators take back, and which full page loses its SWA page.
 
-This is SGLang's way to free from 0.5.21 on; those of older releases lie in the folders ``before_``.
+This is for SGLang 0.5.21 and later; the hooks for older releases lie in the folders ``before_``.
 All pages enter the free list in one place (site ``pool.release``), whoever frees them; only if a
 page is one token, ``free`` itself puts them there. So a free that SGLang defers to the end of a
 free group is entered when it really happens. SWA pages are taken out of the mapping at once, and
 freed at the end of the group. Then an event of its own ("unmap") says which SWA pages lost their
 full pages.
 
-In contain mode a listener may correct what is about to be freed. Then the allocator gets the
-corrected indices.
+In contain mode a listener may correct the indices that are about to be freed. Then the allocator
+gets the corrected indices.
 
-For whom SGLang frees full pages is known only when it asks for it: what it defers to the end of a
-group is freed for all requests at once, and their SWA pages are gone by then. So whoever judges
-that is asked first (``Ledger.asked``), and what must stay is left out of both.
+The request for which SGLang frees full pages is known only when SGLang calls ``free``: pages that
+it defers to the end of a group are freed for all requests at once, and their SWA pages are gone by
+then. So a tracer that judges this is asked first (``Ledger.asked``). Pages that must stay are left
+out of both the free and the unmapping.
 """
 
 from __future__ import annotations
@@ -131,8 +132,8 @@ class FreeHooks:
     def _may_wait(self, given: Tensor) -> bool:
         """True if a free may be entered when its indices have reached the host.
 
-        SGLang itself does not wait for the device here. What is freed is then judged after it
-        happened, but before anything of this step leaves the process.
+        SGLang itself does not wait for the device here. The free is then judged after it happened,
+        but before anything of this step leaves the process.
         """
         return not self.ledger.judges_first and self.ledger.is_far(given)
 
@@ -217,7 +218,7 @@ class FreeHooks:
         return free_index[torch.from_numpy(free).to(free_index.device)]
 
     def _is_deferred(self) -> bool:
-        """True if what is freed now waits for the end of a free group."""
+        """True if pages that are freed now wait for the end of a free group."""
         holders = self.ledger.holders
         return holders is not None and getattr(holders.allocator, "free_group", None) is not None
 
@@ -269,17 +270,17 @@ class FreeHooks:
             marks.make(tokens)
 
     def _parted(self) -> Marks | None:
-        """What the shadow learns of full pages that have no SWA pages any more."""
+        """The mark in the shadow for full pages that have no SWA pages any more."""
         size, shadow = self.ledger.pools["full"].page_size, self.ledger.shadow
         return None if shadow is None else Marks(shadow, size, HELD, unless_free=True)
 
     def _unmap(
         self, tokens: Pages, mapped: Pages, alone: bool, where: str
     ) -> tuple[Pairs, Pages | None]:
-        """``mapped[i]`` is what the mapping says about ``tokens[i]``.
+        """``mapped[i]`` is the mapping's entry for ``tokens[i]``.
 
-        Returns the pairs by the ledger, and what the mapping should say of these full pages, if a
-        listener wants it to be mended.
+        Returns the pairs by the ledger. If a listener wants the mapping to be mended, it also
+        returns the right entries for these full pages.
         """
         pool, swa = self.ledger.pools["full"], self.ledger.pools["swa"]
         size = pool.page_size

@@ -1,9 +1,8 @@
-"""Whether something that a pool's allocator did was missed, by its own free lists.
+"""Tells from a pool's free lists whether the hooks missed a call of its allocator.
 
-SGLang makes a new tensor whenever pages leave a free list or come back to it. So as long as the
-lists before an event are those that the event before it left, nothing happened in between that no
-hook saw. This is asked when the ledger and SGLang's structures differ: if nothing was missed, it is
-not the ledger that is wrong.
+SGLang makes a new tensor whenever pages leave a free list or come back to it. So if each event
+finds the same tensors that the last event left, the hooks missed nothing in between. This is asked
+when the ledger and SGLang's structures differ: if nothing was missed, the ledger is right.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ def lists_of(allocator: Any) -> Lists:
 
 
 class FreeLists:
-    """What is known of one allocator's events.
+    """Follows the free lists of one allocator from call to call.
 
-    before: the lists when the call began that runs now, or ran last. gaps: how often they were not
-    those that the call before had left. called, entered: events that were seen, and those that are
-    in the books.
+    before: the lists at the beginning of the call that runs now, or ran last. gaps: how often a
+    call found other lists than the call before it had left. called: how many events were seen.
+    entered: how many events are in the books.
     """
 
     def __init__(self, allocator: Any) -> None:
@@ -38,7 +37,7 @@ class FreeLists:
         self.forget()
 
     def forget(self) -> None:
-        """The allocator was cleared, so what was missed before does not matter any more."""
+        """The allocator was cleared, so events missed before that do not matter any more."""
         self.before = self._left = lists_of(self._allocator)
         self.gaps = self.called = self.entered = 0
 
@@ -54,7 +53,7 @@ class FreeLists:
 
     @property
     def missed(self) -> bool:
-        """True if an event was missed. What is still on its way to the host counts as missed."""
+        """True if an event was missed. One that is still on its way to the host counts, too."""
         whole = _same(lists_of(self._allocator), self._left) and self.called == self.entered
         return self.gaps > 0 or not whole
 

@@ -1,18 +1,19 @@
-"""Who holds the KV pages according to SGLang's own structures, read at the moment of asking.
+"""Reads from SGLang's own structures which pages are held, at the moment of asking.
 
-The ledger is our record of what the allocators did. It can be wrong, if SGLang has a way to hand
+The ledger is our record of the allocators' calls. It can be wrong, if SGLang has a way to hand
 out or take back pages that no hook sees. So a finding that rests on the ledger is confirmed here
-first. What SGLang itself knows about its pages:
+first. SGLang knows about its pages from these structures:
 
-* the free lists of the allocators, and what is freed but not given back yet (the "free group");
-* the rows of ``req_to_token`` that are in use, which are those that are not in
+* the free lists of the allocators, and pages that are freed but not given back yet (the "free
+  group");
+* the rows of ``req_to_token`` that are in use: all rows that are not in
   ``ReqToTokenPool.free_slots``;
 * the nodes of the prefix cache, and the rows that streaming sessions keep between their turns;
 * ``full_to_swa_index_mapping``, which says which SWA page belongs to a full page.
 
-How much of a row is allocated is known only of a request that we have seen, or that a streaming
-session keeps. A row in use whose request we have not seen (disaggregated decode reserves such rows,
-for example) may hold every page that its cells name.
+The allocated length of a row is known only if we have seen its request, or if a streaming session
+keeps the row. Any other row in use (disaggregated decode reserves such rows, for example) may hold
+every page that its cells name.
 
 Everything here waits for the device. It is called for a census, or when there is a suspicion.
 """
@@ -42,8 +43,8 @@ class PoolView:
 
     pages: the number of pages, including the reserved page 0.
     free: the free list. A page that is in it twice is here twice.
-    owned: pages of the prefix cache, of rows whose length is known, and of deferred frees.
-    maybe: pages that are named in rows whose length is not known. They may be owned.
+    owned: pages of the prefix cache, of rows with a known length, and of deferred frees.
+    maybe: pages that are named in rows with an unknown length. They may be owned.
     """
 
     name: str
@@ -112,7 +113,7 @@ class Holders:
     def mapped(self, full: Pages) -> Pages:
         """The SWA page of each full page by SGLang's mapping, 0 for none. -1: no such page.
 
-        It is that of the page's first slot. What the others say: :meth:`slots`.
+        The page's first slot decides. For the other slots, see :meth:`slots`.
         """
         mapping = self.allocator.full_to_swa_index_mapping
         inside = (full > 0) & (full * self.page_size < len(mapping) - 1)
@@ -120,7 +121,7 @@ class Holders:
         return np.where(inside, on_host(mapping[tokens]) // self.page_size, -1)
 
     def slots(self, full: Pages) -> Pages:
-        """What SGLang's mapping says of each slot of these full pages: int64 [pages, page size].
+        """The SWA slot of each slot of these full pages, by SGLang's mapping: [pages, page size].
 
         full: pages of the pool. A slot that no token has had yet may have any value.
         """
@@ -160,7 +161,7 @@ class Holders:
     def path(self, request: Any) -> Pages | None:
         """The full pages that the prefix cache has for a request's first tokens, column by column.
 
-        It is the path of the tree that the request has locked. None if it cannot be told.
+        They are on the path of the tree that the request has locked. None if it is not known.
         """
         tree = self.scheduler.tree_cache
         tree = getattr(tree, "inner", tree)
@@ -188,7 +189,7 @@ class Holders:
     def rows(self, requests: Iterable[Any]) -> dict[int, int]:
         """Tokens that are allocated in each row in use, -1 if that is not known.
 
-        requests: the requests that we have seen. Those of SGLang's running batch are added.
+        requests: the requests that we have seen. SGLang's running batch is added to them.
         """
         pool = self.scheduler.req_to_token_pool
         free = set(pool.free_slots)
@@ -201,7 +202,7 @@ class Holders:
                 continue
             other = claims.setdefault(row, request)
             length = req_kv.allocated(request)
-            # If two requests say that a row is theirs, it is not known whose length counts.
+            # If two requests say that a row is theirs, it is not known which length counts.
             found[row] = min(length, had.get(id(request), length)) if other is request else -1
         for slot in self._slots():
             row = req_kv.row(slot)
@@ -210,14 +211,14 @@ class Holders:
         return found
 
     def _slots(self) -> Iterable[Any]:
-        """What streaming sessions keep between their turns: each has a row and a length."""
+        """The slots that streaming sessions keep between turns: each has a row and a length."""
         tree = self.scheduler.tree_cache
         # A StreamingSession is wrapped around the cache, or is a part of it (from 0.5.18 on).
         for holder in (tree, getattr(tree, "session", None)):
             yield from getattr(holder, "slots", {}).values()
 
     def in_rows(self, rows: dict[int, int]) -> tuple[Pages, Pages]:
-        """The full pages of rows whose length is known, and those that the other rows name."""
+        """The full pages of rows with a known length, and all pages that the other rows name."""
         sure = {row: length for row, length in rows.items() if length > 0}
         unsure = [row for row, length in rows.items() if length < 0]
         return self._cells(list(sure), list(sure.values())), self._cells(unsure)
@@ -245,7 +246,7 @@ class Holders:
         tree = self.scheduler.tree_cache
         tree = getattr(tree, "inner", tree)  # a StreamingSession is wrapped around the cache
         if hasattr(tree, "tree_components"):
-            # The unified cache, whose tree may be in Rust. It lists the values of its full pages;
+            # The unified cache. Its tree may be in Rust. It lists the values of its full pages;
             # of a tombstone, too. That is one call without a pause.
             flat = on_host(tree.all_values_flatten())
             yield
@@ -277,9 +278,10 @@ class Holders:
     def mapping_contradicts(self, full: Pages, given: Pages, requests: Iterable[Any]) -> bool:
         """True if the mapping is wrong by SGLang's own structures, whatever the ledger says.
 
-        It is if one of the pages ``full`` has a SWA page that is free, that does not exist, or that
-        another full page has, too; or if a SWA page of ``given``, which these full pages should
-        have, is lost: it is not free, and no full page has it.
+        The mapping is wrong if one of the pages ``full`` has a SWA page that is free, that does not
+        exist, or that another full page has, too; or if the slots of one of them do not follow the
+        slots of its SWA page. It is also wrong if a SWA page of ``given``, which these full pages
+        should have, is lost: it is not free, no free group has it, and no full page has it.
         """
         theirs = self.mapped(full)
         requests = list(requests)
@@ -299,9 +301,9 @@ class Holders:
         return bool((~self.is_free("swa", lost)).any())
 
     def _differs_within_a_page(self, full: Pages, requests: list[Any]) -> bool:
-        """True if the slots of one of these pages are not those of one SWA page, in order.
+        """True if the slots of one of these pages do not map to one SWA page's slots, in order.
 
-        Only slots that are in use count: what SGLang's mapping says of others may be old.
+        Only slots that are in use count: SGLang's mapping of the others may be old.
         """
         size, tokens = self.page_size, len(self.allocator.full_to_swa_index_mapping) - 1
         inside = full[(full > 0) & (full * size < tokens)]

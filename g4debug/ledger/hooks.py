@@ -151,7 +151,7 @@ class LedgerHooks:
             self.ledger.requests[str(request.rid)] = request
 
     def before_decode(self, batch: Any, *args: Any, **kwargs: Any) -> None:
-        # Mostly this is the batch of the step before, whose requests are known from their extend.
+        # Mostly this is the last step's batch, and its requests are known from their extend.
         known = (id(batch.reqs), len(batch.reqs))
         if known != self._known:
             self._known = known
@@ -173,6 +173,6 @@ class LedgerHooks:
         self.ledger.transport.meanwhile()
 
     def before_result(self, *args: Any, **kwargs: Any) -> None:
-        # What this step allocated must be entered before its pages enter the prefix cache: later
+        # This step's allocations must be entered before its pages enter the prefix cache: later
         # it cannot be told any more whether a page was already held when it was handed out.
         self.ledger.settle(wait=True)

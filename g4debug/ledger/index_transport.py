@@ -1,12 +1,12 @@
 """Brings token and page indices from a GPU to the host, in the order in which they were posted.
 
-What is posted is copied on the device at once, so that it may change there. It is sent with all
-else that was posted until then: one copy to pinned memory, which nobody waits for. It is entered
-when that has arrived.
+Posted indices are copied on the device at once, so SGLang may change the originals. Later all
+indices that were posted until then are sent together: one copy to pinned memory, for which nobody
+waits. They are entered when that copy has arrived.
 
 Without overlap scheduling the GPU waits while the host prepares a step, and then the host waits for
-the GPU. So what a step allocated is gathered, and sent and entered in the time in which the
-target's forward runs (:meth:`IndexTransport.meanwhile`): there it costs a server nothing.
+the GPU. So the indices that a step allocated are gathered. They are sent and entered while the
+target's forward runs (:meth:`IndexTransport.meanwhile`): that costs a server nothing.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class Staging(NamedTuple):
 
 @dataclass(slots=True)
 class Posted:
-    """Indices on their way to the host, and what to do with them there.
+    """Indices on their way to the host, and the function that enters them there.
 
-    words: where they are in the staging buffers. step: to which what happened to them belongs,
-    however late they arrive. arrived: the event (``torch.cuda.Event``) after which they are in the
-    host's memory; those that were sent together share it.
+    words: where they are in the staging buffers. step: the step to which the hand-out or
+    free belongs, however late they arrive. arrived: the event (``torch.cuda.Event``) after which
+    they are in the host's memory; indices that were sent together share it.
     """
 
     words: slice
@@ -59,10 +59,10 @@ class Posted:
 class IndexTransport:
     """One for each ledger.
 
-    step: the step in which what is entered now was posted; None while nothing is entered.
-    waiting: what was posted and is not entered yet, oldest first.
-    gathers: what is posted is sent while the next forward runs (:meth:`meanwhile`), and not before
-        it. Whichever it is, all that was posted until then is sent together.
+    step: while indices are entered, the step in which they were posted; else None.
+    waiting: the indices that were posted and are not entered yet, oldest first.
+    gathers: True if indices that a step posts are sent while its forward runs (:meth:`meanwhile`),
+        and not before. In both cases all that wait are sent together.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -70,12 +70,12 @@ class IndexTransport:
         self.waiting: deque[Posted] = deque()
         self.gathers = False
         self._recorder = recorder
-        self._sent = 0  # so many of what waits are on their way
+        self._sent = 0  # so many of those that wait are on their way
         self._buffers = Staging(torch.empty(0), torch.empty(0), np.empty(0, dtype=np.int64))
         self._used = 0  # words of the buffers that are taken
-        self._stream: Any = None  # on which what is not sent was posted; None on a CPU
+        self._stream: Any = None  # the stream of the unsent posts; None on a CPU
         self._raw = -1  # the same as CUDA's own pointer
-        self._gathered = 0  # so much of what is not sent was posted before the forward
+        self._gathered = 0  # so many unsent posts were made before the forward
         self._before_forward: Any = None  # an event after which that can be read on any stream
         self._beside_forward: Any = None  # the stream on which it is read
         self._spare: list[Any] = []  # events that have happened, to be recorded again
@@ -107,7 +107,7 @@ class IndexTransport:
         self.waiting.append(Posted(words, enter, self._recorder.event_step))
 
     def _on_current_stream(self, indices: Tensor) -> None:
-        """What is posted next is posted on the current stream. Send what was posted on another."""
+        """Post on the current stream from now on. Send indices that were posted on another."""
         device = indices.get_device()
         raw = torch._C._cuda_getCurrentRawStream(device) if device >= 0 else -1
         if raw != self._raw:  # a tenth of the time of asking for the stream itself
@@ -123,7 +123,7 @@ class IndexTransport:
                 self._send(unsent)
 
     def _send(self, count: int) -> None:
-        """Start to copy the first ``count`` of what is not sent yet, on the current stream."""
+        """Start to copy the first ``count`` posts that were not sent yet, on the current stream."""
         sent = tuple(islice(self.waiting, self._sent, self._sent + count))
         self._sent += count
         self._gathered = 0
@@ -147,9 +147,9 @@ class IndexTransport:
             self._before_forward, self._gathered = self._event(), unsent
 
     def meanwhile(self) -> None:
-        """The target's forward runs now: enter what was gathered before it, without waiting for it.
+        """The target's forward runs now: enter the posts made before it, without waiting for it.
 
-        What was posted is read on another stream, after the event of :meth:`before_forward`.
+        They are read on another stream, after the event of :meth:`before_forward`.
         """
         ready, self._before_forward = self._before_forward, None
         if ready is None:
@@ -168,7 +168,7 @@ class IndexTransport:
         return torch.cuda.stream(self._beside_forward)
 
     def settle(self, wait: bool = False) -> None:
-        """Enter what has arrived. With ``wait``, wait for everything that is on its way."""
+        """Enter all posts that have arrived. With ``wait``, wait for those on their way."""
         self.send()
         self._enter_arrived(wait)
 
@@ -193,12 +193,12 @@ class IndexTransport:
             self.step = None
 
     def salvage(self) -> None:
-        """After an error of the device, enter what it had copied before it died."""
+        """After an error of the device, enter the posts that it copied before it died."""
         while self._sent and not (self._buffers.words[self.waiting[0].words] == NOT_YET).any():
             self._enter_first()
         self.forget()
 
     def forget(self) -> None:
-        """Enter nothing of what waits."""
+        """Drop everything that waits, without entering it."""
         self.waiting.clear()
         self._sent = self._gathered = 0

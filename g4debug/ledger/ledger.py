@@ -1,4 +1,4 @@
-"""The page ledger: who holds each KV page and what happened to it, kept on the host.
+"""The page ledger: the holders and the events of all KV pages, kept on the host.
 
 :mod:`g4debug.ledger.hooks` feeds it from SGLang's allocators. The tracers that listen judge each
 event. Then it is entered into the books of its pool (:mod:`g4debug.ledger.books`) and into the log
@@ -49,16 +49,16 @@ class Ledger:
     """The pages of the allocators in this process.
 
     batch: the ScheduleBatch that is being prepared or run, or was run last.
-    allocating: the batch whose requests get what is allocated now. None outside of the calls in
-        which SGLang prepares or runs a batch: then it is not known for whom pages are.
+    allocating: the batch for which pages are allocated now. None outside of the calls in which
+        SGLang prepares or runs a batch: then it is not known which request gets the pages.
     holders: who holds the pages according to SGLang's own structures.
     requests: rid -> SGLang's Req.
-    pairs: while an event is entered that is about the mapping, the pairs of pages that it is about.
+    pairs: while an event about the mapping is entered, the pairs of pages that it concerns.
     belongs: (full pages, SWA pages) -> for each, whether SGLang's mapping leads from the one to the
         other, or led there until SGLang decided to free it. Set by the hooks of this release.
     judges_first: tracers for which a free is entered before it happens, even if that has to wait.
     shadow, owners: the full pool's, see :mod:`g4debug.ledger.shadow`, :mod:`g4debug.ledger.owners`.
-    lists: of each pool, what its allocator's free lists say of events that were missed.
+    lists: for each pool, the free lists of its allocator, which show whether events were missed.
     broken: why the ledger was given up, '' while it is sound. Nothing may be concluded from a
         ledger that was given up.
     """
@@ -103,7 +103,7 @@ class Ledger:
     # --- what happens --------------------------------------------------------------------
 
     def listen(self, listener: Listener, *kinds: str) -> None:
-        """Call a listener for each event, or for those of these kinds only."""
+        """Call a listener for each event, or only for events of these kinds."""
         self.listeners.append((listener, kinds))
 
     def enter(
@@ -145,7 +145,7 @@ class Ledger:
         return pages
 
     def event(self, pool: PoolLedger, kind: str, pages: Pages, **words: Any) -> PageEvent:
-        """An event of now, or of the step in which what is entered now was posted.
+        """An event in this step, or in the step that posted the indices that are entered now.
 
         words: str each: the request, the caller of the allocator, and a note.
         """
@@ -175,9 +175,9 @@ class Ledger:
     ) -> None:
         """Call ``enter`` with the values of an index tensor: at once on a CPU, later on a GPU.
 
-        The values are those of now, whatever happens to the tensor until then. indices: int32 or
-        int64 [n]. mapping: SGLang's; then ``enter`` gets [2 n] values, the indices and then what
-        the mapping says of them. marks: what the shadow learns of them.
+        ``enter`` gets the values of now, even if the tensor changes before it is called. indices:
+        int32 or int64 [n]. mapping: SGLang's; then ``enter`` gets [2 n] values: the indices, and
+        then the mapping's entries for them. marks: set in the shadow at once, for these indices.
         """
         if self.is_far(indices):
             self.transport.post(indices, enter, mapping, marks)
@@ -204,9 +204,9 @@ class Ledger:
     def doubt(self, pool: str, pages: Pages, what: str) -> None:
         """SGLang's own structures agree among themselves, and only the ledger differs.
 
-        Mostly an event did not reach the ledger, and nothing is wrong with the server. That costs
-        these pages, not the ledger: what SGLang says of them is believed from now on. If it is so
-        with many pages, and events were missed, the ledger is given up.
+        Mostly an event did not reach the ledger, and nothing is wrong with the server. Then the
+        ledger takes SGLang's word for these pages from now on. It is given up after more than
+        DOUBTS such doubts if events were missed, and after 16 times as many if none were.
         """
         if self.broken or not self._believe(pool, pages):
             return  # a copy of the books may be older than they are
@@ -239,7 +239,7 @@ class Ledger:
         )
 
     def _believe(self, name: str, pages: Pages) -> bool:
-        """Take over what SGLang's structures say of these pages. False if it is no news. Waits."""
+        """Take over the state of these pages from SGLang. False if it is no news. Waits."""
         pool, holders = self.pools.get(name), self.holders
         if pool is None or holders is None:
             return True
@@ -263,7 +263,7 @@ class Ledger:
         return not (same and len(pages))
 
     def _mark(self, pages: Pages, words: Pages) -> None:
-        """Set the words of these full pages in the shadow, and forget for whom they are."""
+        """Set the words of these full pages in the shadow, and forget their owners."""
         if self.owners is not None:
             at = torch.from_numpy(pages).to(self.owners.pages.device)
             self.owners.pages[at] = 0

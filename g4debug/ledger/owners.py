@@ -1,4 +1,4 @@
-"""Owners: where each page of the full pool was handed out to, on the device, for kernels.
+"""Owners: the row to which each page of the full pool was handed out, on the device, for kernels.
 
 A request is known by its row of ``req_to_token``, and a page by the column of that row that it was
 handed out for. A page stays in its column for as long as it is held: the prefix cache is a tree of
@@ -6,12 +6,12 @@ prefixes, so whoever gets the page lent has it in the same column. So a row is w
 
 * a page that was handed out for another column, whosever it is: its own page of another place,
   twice or in a wrong order, too;
-* a page that was handed out to another row, but where the prefix cache *lent* it. It lends what it
-  has of a request's first tokens when the request is admitted. What the request gives to the cache
-  later stays its own, but for the pages that the cache had already: in their place the row gets the
-  cache's, and the request's are freed.
+* a page that was handed out to another row, but where the prefix cache *lent* it. When a request is
+  admitted, the cache lends it the pages that it has for the request's first tokens. Pages that the
+  request gives to the cache later stay its own, but for those that the cache had already: the row
+  gets the cache's pages in their place, and the request's are freed.
 
-This is what a kernel can see here:
+A kernel can read these tensors:
 
 * ``pages``: int64 [pages + 1], :func:`place` of the row and column that a page was handed out to; 0
   if it is not known. The last word is a spare one.
@@ -19,8 +19,8 @@ This is what a kernel can see here:
   prefix cache lent, and of how many it holds; both are ``EVERYTHING`` where that is not known.
 
 Where there is doubt, it is not known: if the allocation cannot be matched with the batch that is
-being prepared, if a request belongs to a session, or if this SGLang does not say how much of a
-request is the prefix cache's.
+being prepared, if a request belongs to a session, or if this SGLang does not tell how many tokens
+of a request the prefix cache holds.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def place(row: int, column: int) -> int:
 
 
 def both(lent: int, cached: int) -> int:
-    """The word for a row of whose tokens the prefix cache lent and holds so many."""
+    """The word for a row: how many of its tokens the prefix cache lent, and how many it holds."""
     return lent * HIGH + cached
 
 
@@ -152,8 +152,8 @@ class Owners:
         self.page_size = page_size
         self.protected: torch.Tensor | None = None
         self.given_up = ""
-        self._limit = limit  # tells the status what is not judged, and why
-        # Of each row, for how many tokens of whom ``protected`` holds.
+        self._limit = limit  # tells the status which judgement is missing, and why
+        # For each row: the request, and the number of tokens, for which ``protected`` holds.
         self._known: list[tuple[str, int]] = []
         self._doubts = 0
 
@@ -177,7 +177,7 @@ class Owners:
     def give(
         self, indices: torch.Tensor, offsets: list[int], rows: list[int], columns: list[int]
     ) -> None:
-        """Pages were handed out: that of ``indices[offsets[i]]`` for a column of a row.
+        """Pages were handed out: the page of ``indices[offsets[i]]`` for ``columns[i]`` of a row.
 
         indices: int32/int64 [n], token indices of the full pool, contiguous. rows: 0 for a row that
         is not known. Never waits.
@@ -203,11 +203,12 @@ class Owners:
         )
 
     def protect(self, requests: list[Any], req_to_token: torch.Tensor | None = None) -> None:
-        """Before a forward: learn how much of these requests' rows is the prefix cache's.
+        """Before a forward: learn how much of these requests' rows the prefix cache owns.
 
-        A request that is new in its row has been lent what the cache holds of it. If that becomes
-        more, the request gave it its own pages, but for those in whose place ``req_to_token`` names
-        the cache's. Without that tensor, all of it counts as lent.
+        If a request is new in its row, the cache has lent it all tokens that it holds of the row.
+        If the cache holds more tokens later, the request has handed over its own pages. But where
+        the cache had a page already, ``req_to_token`` now names that page, which is lent. Without
+        that tensor, all tokens count as lent.
         """
         if self.protected is None or self.given_up:
             return

@@ -1,4 +1,4 @@
-"""What happened to pages: the log of their last events, and what a report reads off it."""
+"""The log of the pages' last events, and the sentences that reports draw from it."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def said(event: PageEvent, request: bool = True) -> str:
 
 
 def decided_by(event: PageEvent) -> str:
-    """Who decided on the eviction of a SWA page, from its caller."""
+    """The likely reason for the eviction of a SWA page, from the caller."""
     if "evict_swa" in event.caller:
         return (
             "the request's own eviction went too far: look at the length that _evict_swa was "

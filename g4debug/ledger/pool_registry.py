@@ -53,7 +53,7 @@ class PoolRegistry:
         return isolated
 
     def once(self, entry: Callable[..., Any]) -> Callable[..., Any]:
-        """The same for what is called once, later, and is not kept until then."""
+        """The same for a function that is called once, later. The ledger does not remember it."""
         ledger, isolated = self.ledger, self._isolated(entry, False)
 
         def unless_given_up(*args: Any) -> Any:

@@ -12,7 +12,7 @@ page that is free.
 
 ``shadow`` is int32 [pages + 1]. Its last word is 1 while the ledger is sound. If it is 0, a reader
 must conclude nothing. Index tensors may come from a broken allocator: an index outside the pool is
-skipped, never written. The idea is that of KASAN's shadow memory.
+skipped, never written. The idea comes from KASAN's shadow memory.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BLOCK = 1024
 
 
 class Marks(NamedTuple):
-    """What the shadow learns of indices: the word of each one's page becomes ``value``.
+    """A change of the shadow: the word of each index's page becomes ``value``.
 
     page_size: how many indices a page has. unless_free: pages that are FREE stay so.
     """
@@ -106,7 +106,7 @@ def mark(
     indices: int32/int64 [n], token indices of the full pool, of any stride.
     value: FREE or HELD.
     swa: int32/int64 [n], the token indices of the SWA pool that belong to them.
-    begins: only set pages whose first token is among the indices.
+    begins: only set pages that have their first token among the indices.
     unless_free: only set pages that are not free.
     """
     count = indices.numel()

@@ -1,9 +1,9 @@
 """Takes down indices on the device, in one launch, before SGLang changes anything there.
 
-Indices that SGLang frees or hands out reach the host later, with those of other calls
+Indices that SGLang frees or hands out reach the host later, together with indices of other calls
 (:mod:`g4debug.ledger.index_transport`). Until then they must be kept as they are now, and so must
-what SGLang's mapping says of them: a row of ``req_to_token`` may soon belong to another request,
-and a mapping is cleared when its pages are freed. The shadow must learn of them at once, for the
+their entries in SGLang's mapping: a row of ``req_to_token`` may soon belong to another request, and
+a mapping is cleared when its pages are freed. The shadow must learn of them at once, for the
 kernels of the next forward (:mod:`g4debug.ledger.shadow`). Each of these would be one to four small
 operations; a server that evicts much frees dozens of times before a prefill, and each operation is
 one on its host.
@@ -15,7 +15,7 @@ For i < n, with t = indices[i]::
     shadow[t // page_size] = value                                    with a shadow
 
 An index outside of the pool changes no shadow, and one outside of the mapping is looked up at its
-nearest end: what a broken allocator gives must not become an access out of bounds.
+nearest end: a bad index from a broken allocator must not become an access out of bounds.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def take(
 
     indices: int32/int64 [n], of any stride: token indices, or pages with a page_size of 1.
     out: int64, contiguous: [n], or [2 n] with a mapping.
-    mapping: int32/int64 [m], contiguous, what SGLang's ``full_to_swa_index_mapping`` is.
-    marks: what the shadow learns of them.
+    mapping: int32/int64 [m], contiguous: SGLang's ``full_to_swa_index_mapping``.
+    marks: the change of the shadow for these indices.
     """
     if indices.numel():
         (launch if out.is_cuda else reference)(indices, out, mapping, marks)
@@ -84,7 +84,7 @@ def words(indices: Tensor, mapping: Tensor | None) -> int:
 
 
 def read(indices: Tensor, mapping: Tensor | None = None, marks: Marks | None = None) -> Pages:
-    """What :func:`take` takes down, on the host. Waits for the device."""
+    """The same values as :func:`take` takes down, on the host. Waits for the device."""
     taken = torch.empty(words(indices, mapping), dtype=torch.int64, device=indices.device)
     take(indices, taken, mapping, marks)
     found: Pages = taken.cpu().numpy()

@@ -1,10 +1,11 @@
-"""Whose tokens an allocation hands out if a page is one token.
+"""Finds the requests that get the tokens of an allocation, if a page is one token.
 
 For pages of several tokens SGLang's allocators are told the lengths of all rows. For pages of one
 token they are told only how many tokens are needed. SGLang then gives them to the rows of the batch
 in order (sglang mem_cache/common.py ``alloc_for_extend``, ``alloc_for_decode``;
-speculative/eagle_info.py ``prepare_for_verify``). So what is known of the batch that allocates says
-whose they are. Where its numbers do not add up, nothing is concluded.
+speculative/eagle_info.py ``prepare_for_verify``). So the lengths in the batch that
+allocates tell which request gets which tokens. Where its numbers do not add up, nothing is
+concluded.
 """
 
 from __future__ import annotations
@@ -43,13 +44,13 @@ NOBODY = Share("", 0, None, None)
 
 @dataclass(frozen=True, slots=True)
 class TokenRows:
-    """The batch that allocates now, and what for."""
+    """The batch that allocates now, and for which kind of step."""
 
     batch: Any
     kind: Kind
 
     def shares(self, tokens: int) -> tuple[Share, ...]:
-        """Whose the ``tokens`` are that are handed out; empty if that is not known."""
+        """The requests that get these ``tokens``, with their parts; empty if not known."""
         requests = self.batch.reqs
         begins, counts = self._lengths(tokens, len(requests))
         if not len(counts) or len(counts) != len(requests) or len(begins) != len(requests):

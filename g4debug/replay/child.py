@@ -29,7 +29,7 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True)
 class Order:
-    """dump: whose tape is replayed. arguments, mtp, vocab, window, context: see ``Setting``."""
+    """dump: the dump with the tape. arguments, mtp, vocab, window, context: see ``Setting``."""
 
     dump: str
     arguments: dict[str, Any]
@@ -135,7 +135,7 @@ class Replayer:
         )
 
     def _keep_errors(self, logger: Any) -> None:
-        """SGLang logs what a scheduler dies of, and goes on to its end."""
+        """Keep the error of which a scheduler dies: SGLang only logs it, and goes on to its end."""
         self.error: BaseException | None = None
         real = logger.error
 
@@ -192,7 +192,7 @@ class Replayer:
         self.feeder.begin(self.scheduler)
 
     def _end(self, error: BaseException | None) -> NoReturn:
-        """Write what came of the job, which is this scheduler's tape, and end."""
+        """Write the job's result, with this scheduler's tape, and end."""
         from g4debug import plugin
         from g4debug.findings.tape_record import data
         from g4debug.replay.feeder import Stuck, TapeEnd

@@ -1,7 +1,7 @@
-"""Gives a scheduler what is on a tape, in its own event loop: requests, tokens, accept lengths.
+"""Gives a scheduler the requests, tokens and accept lengths of a tape, in its own event loop.
 
-Its hooks are the innermost ones, where the faults are, so that every tracer sees what it gives as
-if SGLang had made it.
+Its hooks are the innermost ones, where the faults are. So every tracer sees these values as if
+SGLang had made them.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Feeder:
         self.rounds.idled = True
 
     def receive(self, call_next: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """In place of SGLang's: what came in this round."""
+        """In place of SGLang's function: the messages of this round."""
         if not self._on:
             return call_next(*args, **kwargs)
         rounds, queue = self.rounds, self.queue
@@ -202,7 +202,7 @@ class Feeder:
             drafted[row, 1:] = drafted.new_tensor(words[1:])
 
     def kernel(self, call_next: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """What the target wants at each place is the next token of the tape."""
+        """Let the target want the tape's next token at each place of a verify."""
         lens, self.lens = self.lens, []
         if lens and self._on:
             candidates, wanted = kwargs["candidates"], kwargs["target_predict"]
@@ -240,7 +240,7 @@ def _kept(event: Request | Abort | Flush, keep: frozenset[int] | None) -> bool:
 
 
 def _build(cls: Any, **given: Any) -> Any:
-    """A message of SGLang's. What is required and not given is None."""
+    """A message of SGLang's. Required fields that are not given are None."""
     if dataclasses.is_dataclass(cls):
         none = dataclasses.MISSING
         fields = {

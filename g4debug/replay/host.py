@@ -1,4 +1,4 @@
-"""Starts the process of a replay, gives it jobs, and has what came of them."""
+"""Starts the process of a replay, gives it jobs, and reads their results."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ Progress = Callable[[int], None]  # told of the number of steps up to now
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a job.
+    """The result of a job.
 
-    ended: "tape" (all was given), "raised", "stuck", "late" or "died". error: what was raised.
-    recording: the tape of this scheduler. scheduler: what it decides by, as of ``Tape.scheduler``.
-    records: its findings' dumps, oldest first. last: its last dump, with or without a finding; its
-    history is what is compared. lacking: verifies of which the tape does not tell.
+    ended: "tape" (all was given), "raised", "stuck", "late" or "died". error: the exception's text.
+    recording: the tape of this scheduler. scheduler: the settings by which it decides, as in
+    ``Tape.scheduler``. records: its findings' dumps, oldest first. last: its last dump, with or
+    without a finding; its history is compared. lacking: how many verifies are not on the tape.
     """
 
     ended: str
@@ -180,7 +180,7 @@ def started(
 
 
 def environment(setting: Setting, trace: tuple[str, ...], dumps: Path) -> dict[str, str]:
-    """Of this process, without anything of SGLang or g4debug, and what the server had."""
+    """This process's variables without SGLang's and g4debug's; the server's; a replay's."""
     mine = {k: v for k, v in os.environ.items() if not k.startswith(("G4DEBUG_", "SGLANG_"))}
     mine["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), mine.get("PYTHONPATH", ""))))
     asked = {
@@ -202,7 +202,7 @@ def models() -> Path:
 
 
 def python(release: str) -> str:
-    """A Python that has this SGLang: this one, or that of an environment of the clone.
+    """A Python that has this SGLang: this one, or one in an environment of the clone.
 
     Raises CannotReplay if there is none.
     """

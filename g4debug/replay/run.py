@@ -35,7 +35,7 @@ def replayed(
     """trace: the tracers to arm, () for those that were armed there.
 
     shrink: the file that gets the dump of the fewest requests with which the finding comes.
-    pages_only: what the model computes is left out. fixes, releases: it is replayed once more with
+    pages_only: the model computes nothing. fixes, releases: a finding is replayed once more with
     each of these fixes on or off, and on each of these releases of SGLang.
     """
     shrunk, tried = None, []
@@ -98,7 +98,7 @@ def replayed(
 def _others(
     made: setting.Setting, fixes: Mapping[str, bool], releases: Sequence[str]
 ) -> Iterator[tuple[str, setting.Setting]]:
-    """What else to replay: its name, and how."""
+    """Further settings to replay with: a name for each, and the setting."""
     for fix, on in fixes.items():
         environ = {**made.environ, fix_switch(fix): str(int(on))}
         name = f"fix {fix} {'on' if on else 'off'}"

@@ -1,4 +1,4 @@
-"""From a dump: what has to be started so that its tape can run again, or why it cannot."""
+"""Reads from a dump which server its tape needs to run again, or why it cannot run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _ELSEWHERE = re.compile(
     r"|LOCAL_IP|TORCH|PROFIL|BLOCK_|NCCL|ENABLE_TORCH|CPU|.*(_DIR|_PATH|_CACHE|_TIMEOUT|_IP|_PORT)$)"
 )
 HIDDEN = "set"
-# What a variable may be set to: a dump may come from a stranger, and some name code to import.
+# The values that a variable may get: dumps may come from strangers, and some name code to import.
 _PLAIN = re.compile(r"[0-9.]{1,16}|true|false|on|off|yes|no", re.I)
 _NAME = re.compile(r"SGLANG_[A-Z0-9_]{1,80}")
 MOST_TOKENS = 1 << 23  # of a pool: they take some 2 kB each here, if they are used
@@ -44,10 +44,10 @@ VOCAB, MOST_WORDS, CENTROIDS = 512, 1 << 18, 32
 
 @dataclass(frozen=True)
 class Setting:
-    """What is started.
+    """The server that is started for a replay.
 
     arguments: of SGLang's server. vocab, window, context: of the toy model. environ: variables of
-    SGLang and g4debug. notes: what is not as it was, in words.
+    SGLang and g4debug. notes: differences to the recorded server, in words.
     """
 
     release: str
@@ -186,7 +186,7 @@ def _speculation(facts: Mapping[str, Plain]) -> dict[str, Plain]:
 
 
 def _environ(record: TrapRecord, notes: list[str]) -> dict[str, str]:
-    """SGLang's variables, and what g4debug had in force: fixes, faults and mode."""
+    """SGLang's variables, and g4debug's fixes, faults and mode that were in force."""
     found = {}
     for name, value in record.environment.items():
         if not _NAME.fullmatch(name) or _ELSEWHERE.match(name):

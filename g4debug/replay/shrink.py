@@ -47,7 +47,7 @@ class Search:
         return self.best
 
     def _last(self, items: Sequence[int]) -> Sequence[int]:
-        """The last ones, if they are enough: what went wrong mostly has not begun long ago."""
+        """The last ones, if they are enough: most faults began only shortly before the finding."""
         count = 1
         while count < len(items):
             if self.passes(items[-count:]):

@@ -1,7 +1,8 @@
-"""Compares a replay with the dump whose tape it is of.
+"""Compares a replay with the dump that has the tape.
 
-It says "reproduced" and "states equal" only of what was compared. A tape that does not begin with
-fresh pages has no comparable states: then other pages are in use, and nothing is said of them.
+It says "reproduced" and "states equal" only about states that were compared. A tape that does not
+begin with fresh pages has no comparable states: other pages are in use then, so it claims nothing
+about them.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ RECORDER = "flight-recorder"
 class States:
     """The comparison of the states before each step.
 
-    equal: that many steps from the first one on. differs: the first step that differs, 0 if none
-    does. since: the last step before it of which all pages are known to be equal. pages: in how
-    many steps the places of all pages were compared, and last: in which one last. exact: the last
-    step whose events of the allocators were compared, each with its pages; 0 for none.
+    equal: so many steps are equal, from the first one on. differs: the first step that differs, 0
+    if none does. since: the last step before it in which all pages are known to be equal. pages: in
+    how many steps the places of all pages were compared and equal. last: the last such step. exact:
+    the last step for which the allocators' events were compared, each with its pages; 0 for none.
     """
 
     equal: int
@@ -56,10 +57,10 @@ def compare(recorded: Recording, replayed: Recording) -> States:
 
 
 def with_history(states: States, there: TrapRecord, first: int, here: TrapRecord) -> States:
-    """The comparison, and of the last steps also what both dumps know of them.
+    """The comparison, and for the last steps also a comparison of both dumps' details.
 
-    These are the lengths of each request, its row, and the pages that each event of the allocator
-    was about. first: the steps before the tape.
+    These are the lengths of each request, its row, and the pages in each event of the allocator.
+    first: the steps before the tape.
     """
     found = _first_other_step(there, first, here)
     begin, other = _compare_events(there, first, here)
@@ -90,9 +91,9 @@ def _first_other_step(there: TrapRecord, first: int, here: TrapRecord) -> tuple[
 
 
 def _compare_events(there: TrapRecord, first: int, here: TrapRecord) -> tuple[int, int]:
-    """The first step of which both dumps have all events, and the first one in which they differ.
+    """The first step for which both dumps have all events, and the first one in which they differ.
 
-    0: there is none. Of the last step one may have more than the other.
+    0: there is none. For the last step one dump may have more events than the other.
     """
     theirs, mine = _events(there, first), _events(here, 0)
     if not theirs or not mine:
@@ -133,7 +134,7 @@ class Verdict:
 
 
 def judge(record: TrapRecord, on: Tape, recorded: Recording, outcome: Outcome) -> Verdict:
-    """What a replay says about the finding of a dump."""
+    """The verdict of a replay on the finding of a dump."""
     if outcome.recording is None:
         return Verdict(NOTHING, f"cannot be replayed, because the scheduler {_end_of(outcome)}")
     differs = list(_facts(on.scheduler, outcome.scheduler))
@@ -261,7 +262,7 @@ def _of_unknown_pages(
 
 
 def _up_to(recorded: Recording, there: Finding | None, first: int) -> Recording:
-    """The steps up to that of the finding: in log mode a server runs on."""
+    """The steps up to the finding's: in log mode a server runs on after it."""
     if there is None or there.location.step <= first:
         return recorded
     steps = there.location.step - first
@@ -269,7 +270,7 @@ def _up_to(recorded: Recording, there: Finding | None, first: int) -> Recording:
 
 
 def _facts(there: dict[str, Plain], here: dict[str, Plain]) -> Iterator[str]:
-    """What the two schedulers decide by, and is not the same."""
+    """The settings by which the two schedulers decide differently, a sentence each."""
     for name in sorted(there.keys() & here.keys()):
         if there[name] != here[name]:
             yield f"{name} was {there[name]}, and is {here[name]} here."

@@ -1,4 +1,4 @@
-"""What ``g4debug replay`` says."""
+"""Prints the result of ``g4debug replay``."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What the repro scripts share: processes, variants and their verdicts, options, printing."""
+"""Shared by the repro scripts: processes, variants and their verdicts, options, printing."""

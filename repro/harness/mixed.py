@@ -104,7 +104,7 @@ def run(
     """``count`` requests, ``waves`` times, on an engine in a process of its own.
 
     overrides: arguments of the engine. short: thousands of short requests, see SHORT. The result
-    has what came out of every request, and what each scheduler's tracers have checked.
+    has the output of every request, and the checks of each scheduler's tracers.
     """
     arguments = {
         "count": count,

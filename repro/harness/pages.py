@@ -12,7 +12,7 @@ from g4debug.trapping.describe import versions
 def fill(template: Path, **values: Any) -> str:
     """The text of a template of jinja2, which is given ``versions``, too: package -> version.
 
-    In SVG what is filled in is escaped, in Markdown not.
+    Values are escaped in an SVG, and not in Markdown.
     """
     pages = environment(template.parent).overlay(
         autoescape=".svg" in template.suffixes, keep_trailing_newline=True

@@ -83,7 +83,7 @@ def _hold(line: int) -> None:
 
 @dataclass
 class Outcome:
-    """What one child did. status is None if it was stopped because it took too long."""
+    """The result of one child. status is None if it was stopped because it took too long."""
 
     variant: str
     status: int | None
@@ -147,7 +147,7 @@ def _without_stand_ins(lines: Sequence[str]) -> list[str]:
 def child(
     module: str, device: str, result: Path, arguments: Mapping[str, Any], *python: str
 ) -> list[str]:
-    """The command line of a child; see ``child.py``. python: what starts it, if not this Python."""
+    """The command line of a child; see ``child.py``. python: starts it, if not this Python."""
     start = python or (sys.executable,)
     return [*start, str(CHILD), module, device, str(result), json.dumps(dict(arguments))]
 

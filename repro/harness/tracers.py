@@ -1,4 +1,4 @@
-"""Which tracers a script arms, and what they show of themselves while a server runs."""
+"""Which tracers a script arms, and their status while a server runs."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def on_one_rank() -> tuple[str, ...]:
 def shown(under: int | None = None) -> dict[str, dict[str, Any]]:
     """Title of each scheduler of this process -> what it shows, as ``g4debug doctor`` sees it.
 
-    under: the process whose schedulers they are, if not this one. What they show is not older than
-    this call. A process that ends meanwhile, or shows nothing, is left out.
+    under: the parent process of the schedulers, if not this one. A status is not older than this
+    call. A process that ends meanwhile, or shows no such status, is left out.
     """
     import psutil
 

@@ -60,25 +60,25 @@ class Variant:
 
 
 def broken(title: str, environment: Mapping[str, str], judge: Judge, **more: Any) -> Variant:
-    """A variant that dies, of which a user sees a traceback."""
+    """A variant that dies. A user sees a traceback."""
     return Variant(title, environment, judge, explain="traceback", **more)
 
 
 def diagnosed(title: str, environment: Mapping[str, str], judge: Judge, **more: Any) -> Variant:
-    """A variant with debugging on, of which a user sees a finding."""
+    """A variant with debugging on. A user sees a finding."""
     return Variant(title, {**environment, **DEBUG}, judge, explain="finding", **more)
 
 
 @dataclass(frozen=True)
 class Repro:
-    """A script: its name, what it serves, and its variants in the order in which they run.
+    """A script: its name, its workload in words (``serves``), and its variants in running order.
 
     workload: the module with its workloads, if it is not the script itself. child: the module that
-    serves one of them, as ``harness.engine`` does, and writes what the judges need. elsewhere: what
-    to say on a device that is not in ``devices``; an indented line is a command. refuses: what else
-    than wrong arguments makes it end with 2, to go on the sentence in its help. releases: the
-    SGLang versions that it shows something of, as in ``targets.matches``; on others it says so and
-    names ``shown_on``. hidden: keys of a result that are no part of ``--json``.
+    serves one of them, as ``harness.engine`` does, and writes the results for the judges.
+    elsewhere: the message on a device that is not in ``devices``; an indented line is a command.
+    refuses: further reasons, beside wrong arguments, to end with 2; they go on the sentence in its
+    help. releases: the SGLang versions on which it shows something, as in ``targets.matches``; it
+    says so on others, and names ``shown_on``. hidden: keys of a result that ``--json`` leaves out.
     """
 
     name: str
@@ -161,7 +161,7 @@ def run_all(
 
 
 def explain(variant: Variant, run: Outcome, console: Console) -> None:
-    """What the user would have seen of this run."""
+    """Print the traceback or the finding that a user would have seen in this run."""
     if variant.explain == "traceback" and (found := run.traceback()):
         render.say(console, "A user sees this:", QUOTE)
         render.traceback(console, found)

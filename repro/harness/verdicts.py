@@ -21,7 +21,7 @@ class Verdict(NamedTuple):
 
 
 class Bad(Exception):
-    """A run did not do what it should. The text: what it did instead, in one or two sentences."""
+    """A run failed. The text says what it did instead, in one or two sentences."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def died_otherwise(run: Outcome, expected: str) -> str:
 
 
 def only_if(good: bool, what: str) -> str:
-    """``what``. Raises Bad with it if it is not good."""
+    """Returns ``what`` if it is good; else raises Bad with that text."""
     if not good:
         raise Bad(what)
     return what
@@ -150,7 +150,7 @@ def dump_of(run: Outcome) -> TrapRecord | None:
 
 
 def told(run: Outcome) -> TrapRecord:
-    """What the run dumped. Raises Bad if it left no dump."""
+    """The run's dump. Raises Bad if it left none."""
     record = dump_of(run)
     if record is None:
         ended = "It completed" if run.completed else not_completed(run).rstrip(".")
@@ -161,7 +161,7 @@ def told(run: Outcome) -> TrapRecord:
 def must_name(run: Outcome, finding: Finding, wanted: Mapping[str, bool]) -> None:
     """Raises Bad if a finding lacks something, or comes after SGLang's own words.
 
-    wanted: what it should name -> whether it does.
+    wanted: a thing that the finding should name -> whether it does.
     """
     missing = [name for name, found in wanted.items() if not found]
     if not headline_first(run, finding.headline):

@@ -1,4 +1,4 @@
-"""What an engine is asked for: arguments, prompts drawn from a seed, lengths of the answers."""
+"""The work for an engine: arguments, prompts drawn from a seed, lengths of the answers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Workload:
     def toy(
         cls, requests: int, prompt: tuple[int, int], output: int | list[int], **engine: Any
     ) -> Self:
-        """Of the toy model on the CPU engine, for 300 seconds. engine: more of its arguments."""
+        """A workload for the toy model on the CPU engine. engine: more of its arguments."""
         from g4debug.cpu.geometry import TINY
         from g4debug.cpu.server import engine_arguments
 
@@ -49,7 +49,7 @@ class Workload:
         return replace(self, engine=kept)
 
 
-# What the engines of the workloads on a GPU have in common.
+# Arguments that the engines of all workloads on a GPU have in common.
 GPU_ENGINE: Mapping[str, Any] = {
     "dtype": "bfloat16",
     "sampling_backend": "pytorch",

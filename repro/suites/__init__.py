@@ -1,1 +1,1 @@
-"""The suites: what matrix.py, healthy.py, fuzz.py, ranks.py and history_suite.py are made of."""
+"""The suites behind matrix.py, healthy.py, fuzz.py, ranks.py and history_suite.py."""

@@ -1,4 +1,4 @@
-"""The modes in which servers with more than one GPU run, and what a healthy one must show in each.
+"""The modes in which servers with more than one GPU run, and the check of a healthy one in each.
 
 In every mode two ranks serve the mixed workload (`harness.mixed`) with every tracer armed.
 """
@@ -92,7 +92,7 @@ def modes() -> dict[str, Mode]:
 
 @dataclass
 class Seen:
-    """What came of a mode. checked: tracer -> the fewest checks that one rank made."""
+    """The result of a mode. checked: tracer -> the fewest checks that one rank made."""
 
     mode: str
     title: str
@@ -122,7 +122,7 @@ def judge(name: str, mode: Mode, run: Outcome, dumps: Path) -> Seen:
 
 
 def _problem(run: Outcome, seen: Seen) -> str:
-    """What is wrong with a run without findings, or ''. Notes in ``seen`` what it did."""
+    """The fault of a run without findings, or ''. Notes the run's results in ``seen``."""
     if not run.completed:
         return not_completed(run)
     seen.requests, seen.seconds = len(run.result["outputs"]), run.result["s"]

@@ -1,1 +1,1 @@
-"""What several scripts serve, the models that they write, and children of their own."""
+"""Workloads that several scripts serve, their models, and children of their own."""

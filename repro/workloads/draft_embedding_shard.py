@@ -55,7 +55,7 @@ def cuda(requests: int | None) -> Workload:
 
 
 def too_few_gpus() -> str:
-    """What to say on a machine with one GPU; '' on one with two, or with none."""
+    """The message for a machine with one GPU; '' for another."""
     import torch
 
     if torch.cuda.device_count() != 1:

@@ -1,4 +1,4 @@
-"""A variant of triton_decode_window: an engine's answers, and what the model itself would say.
+"""A variant of triton_decode_window: an engine's answers, and the model's own choices.
 
 The answers are SGLang's, on the CPU engine's toy checkpoint. The reference is Hugging Face's own
 Gemma-4 on the same checkpoint. It is given each answer so far and asked for the next token.
@@ -16,7 +16,7 @@ from harness.workload import Workload, each
 
 
 class Lengths(Workload):
-    """Prompts whose lengths grow evenly from the shortest to the longest."""
+    """Prompts with lengths that grow evenly from the shortest to the longest."""
 
     def prompts(self, seed: int = 0) -> list[list[int]]:
         rng = random.Random(seed)

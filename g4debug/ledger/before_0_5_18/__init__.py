@@ -1,4 +1,4 @@
-"""What the ledger needs only for SGLang releases before 0.5.18. It goes when the last of them goes.
+"""Ledger code for SGLang releases before 0.5.18 only. Delete it together with their support.
 
 Nothing else imports it: ``older_module`` finds it.
 """

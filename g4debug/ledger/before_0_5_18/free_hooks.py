@@ -93,7 +93,7 @@ class FreeHooks(newer.FreeHooks):
     # --- saved states -------------------------------------------------------------------------
 
     def after_backup(self, result: Any, allocator: Any) -> None:
-        """The allocator saved its state, so note from now on what changes."""
+        """The allocator saved its state, so note all changes from now on."""
         pool = self.registry.pools.get(id(allocator))
         if pool is None:
             return
@@ -109,7 +109,7 @@ class FreeHooks(newer.FreeHooks):
             self._since[pool.name].append((were, inside[pool.held[inside] == were]))
 
     def after_restore(self, result: Any, allocator: Any, state: Any) -> None:
-        """The allocator went back to its saved state, so undo what happened since."""
+        """The allocator went back to its saved state, so undo all changes since."""
         pool = self.registry.pools.get(id(allocator))
         if pool is None:
             return

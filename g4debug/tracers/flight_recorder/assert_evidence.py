@@ -45,7 +45,7 @@ class Asserted:
         return f"{what} in a kernel (device-side assert `{first.expression}`, {words.place(first)})"
 
     def words(self) -> str:
-        """What was printed, for GOT. One line."""
+        """The assertions that were printed, or why they are not here, for GOT. One line."""
         if not self.asserts:
             return (
                 f"What CUDA printed about the assertion is not here, because {self.why}. The "
@@ -62,14 +62,14 @@ class Asserted:
         return said
 
     def cause(self) -> str:
-        """What the evidence singles out, or that it does not. One line."""
+        """The lookup that the evidence singles out, or that it does not. One line."""
         if not self.about_an_index:
             return "The assertion is not about the index of a lookup. Its text says what it checks."
         return lookups.sentence(self.judged)
 
 
 def with_log(record: TrapRecord, log: str) -> TrapRecord:
-    """The record of a device assert with what its server's log says of it.
+    """The record of a device assert, with the assertions from its server's log.
 
     The lookups are judged again, and the finding's words follow. Raises ValueError, which says
     why, if the log has no assertion.

@@ -46,7 +46,7 @@ def ends_the_process(environ: Mapping[str, str]) -> bool:
 
 
 def _time(path: str) -> float:
-    """When a file was last written, in Unix time. -1 if it is no file that can be looked at."""
+    """When a file was last written, in Unix time. -1 if it cannot be read, or is no file."""
     try:
         return os.stat(path).st_mtime if os.path.isfile(path) else -1
     except OSError:

@@ -1,4 +1,4 @@
-"""Says what was checked and found right before the scheduler died, and what was not looked at.
+"""Tells which checks passed before the scheduler died, and which were not made.
 
 Where no tracer found anything, that is evidence, too: somebody who knows that the page tables were
 right looks at the kernel, and not for weeks at the allocator. But it is evidence only as far as the
@@ -20,7 +20,7 @@ TABLES, ALLOCATOR, CENSUS = "page-table", "kv-allocator", "pool-leak"
 GIVEN = "the hand-outs and frees of KV pages"  # what kv-allocator judges
 POOL = "pages of the {} pool"  # what a census counts
 LEDGER, STEPS = "ledger", "step-recorder"
-# What nobody has looked at if this tracer is not armed.
+# The subject at which nobody has looked if this tracer is not armed.
 SUBJECTS: Mapping[str, str] = {
     TABLES: "page tables",
     ALLOCATOR: "who got and gave back which page",
@@ -105,7 +105,7 @@ def _verdict(
 
 
 def _lost_pages(census: TracerStatus | None) -> list[str]:
-    """What was counted of each pool, and when: lost pages are seen by a count, and not before."""
+    """When each pool was last counted: only a count shows lost pages."""
     if census is None:
         return []  # it stands among what was not looked at
     begin, end = POOL.split("{}")
@@ -150,7 +150,7 @@ def _until(death: Death, table: TracerStatus | None) -> int:
 
 
 def _judged(death: Death, table: TracerStatus | None) -> Judged:
-    """What page-table can vouch for."""
+    """How far page-table can vouch for the page tables."""
     if table is None or table.off or table.dead:
         return "nothing"
     if not any(_checked(table, what) or _captured(table, what) for what in COUNTED):
@@ -182,7 +182,7 @@ def _counts(part: TracerStatus) -> str:
 
 
 def _last_steps(death: Death, table: TracerStatus) -> list[str]:
-    """The steps that the device may not have finished, of which too much is easily said."""
+    """A warning about the steps that the device may not have finished."""
     first = death.finished + 1
     if death.step < first:
         return []

@@ -5,10 +5,10 @@ Each thread with a failed assertion prints a line, thousands of threads the same
     /pytorch/aten/src/ATen/native/cuda/Indexing.cu:1141: indexSelectLargeIndex: block: [3,0,0],
     thread: [64,0,0] Assertion `srcIndex < srcSelectDimSize` failed.
 
-The form is in NVIDIA's CUDA C++ Programming Guide, section "Assertion". What file and kernel
-say about the lookup is read off PyTorch's sources (``aten/src/ATen/native/cuda``). An embedding is
-an ``index_select`` there, and in newer ones a large ``index_select`` is a ``gather``.
-``torch.compile`` makes Triton kernels, whose assertions do not name the lookup, but the size of the
+The form is in NVIDIA's CUDA C++ Programming Guide, section "Assertion". Which lookup a file and a
+kernel belong to is read off PyTorch's sources (``aten/src/ATen/native/cuda``). An embedding is an
+``index_select`` there, and in newer releases a large ``index_select`` is a ``gather``.
+``torch.compile`` makes Triton kernels. Their assertions do not name the lookup, but the size of the
 table: ``index out of bounds: 0 <= tmp4 < 32000``.
 """
 
@@ -40,7 +40,7 @@ LINE = re.compile(
     rf"block: {TRIPLE}, thread: {TRIPLE}\s"
     r"Assertion `(?P<expression>[^\n]{0,2000}?)` failed\."
 )
-# What each of PyTorch's files looks up.
+# The kind of lookup in each of PyTorch's files.
 FILES: dict[str, tuple[Sort, ...]] = {
     "Indexing.cu": ("embedding",),
     "IndexKernel.cu": ("index",),
@@ -83,7 +83,7 @@ def any_in(text: str) -> bool:
 
 def _file(path: str) -> str:
     """The end of a path, because its beginning may name a person."""
-    # What is above the packages is a place of the user's, and may be called like one of them.
+    # A folder above the packages is the user's, and may be called like one of them.
     installed = re.split(r"(?:site|dist)-packages/", path.replace("\\", "/"))[-1]
     parts = PurePosixPath(installed).parts
     for package in ("ATen", "sglang", "flashinfer"):

@@ -1,9 +1,9 @@
-"""Lists the lookups that SGLang makes in a step: which index, which table, what of both is known.
+"""Lists the lookups that SGLang makes in a step, and the known facts about each index and table.
 
-Nothing is read from the device, which may be dead. The shapes of tensors are host facts. Of the
-indices those are known that SGLang keeps in Python: the tokens of each request, its row and its
-lengths. They are read once, when the scheduler has died; only what is noted of batches and models
-(:class:`Seen`) is noted before, and that is a weak reference.
+Nothing is read from the device, which may be dead. The shapes of tensors are host facts. Known are
+the indices that SGLang keeps in Python: the tokens of each request, its row and its lengths. They
+are read once, when the scheduler has died. Only weak references to batches and models
+(:class:`Seen`) are noted before.
 
 Which lookups there are was read off SGLang, for the releases of docs/supported.md. It is no list of
 all of them: the model's experts and a LoRA have some, too, and so does every plugin.
@@ -169,10 +169,11 @@ def per_layer_embedding(host: Host) -> Found:
 
 
 def draft_embedding(host: Host) -> Found:
-    """What the draft looks its tokens up in.
+    """The lookup of the draft's tokens in its embedding.
 
-    A Gemma-4 assistant was given the target's table (``set_embed_and_head``), or what a target
-    with tensor parallelism took for it: this rank's part of the vocabulary.
+    A Gemma-4 assistant was given the target's table (``set_embed_and_head``). A target with tensor
+    parallelism may have given it only this rank's part of the vocabulary. Other drafts have an
+    embedding of their own.
     """
     model = getattr(host.draft, "model", None)
     if model is None:

@@ -21,7 +21,7 @@ CANNOT, COULD, NOT_KNOWN = "cannot", "could", "not known"
 def judge(lookups: Sequence[Lookup], asserts: Sequence[DeviceAssert]) -> tuple[Lookup, ...]:
     """The lookups with ``verdict`` and ``why``: first those that could have been, last the cleared.
 
-    asserts: what was printed; empty if that is not known.
+    asserts: the printed assertions; empty if they are not known.
     """
     judged = [_judged(lookup, asserts) for lookup in lookups]
     order = (COULD, NOT_KNOWN, CANNOT)
@@ -73,7 +73,7 @@ def _not_this(lookup: Lookup, found: DeviceAssert) -> str:
 
 
 def sentence(lookups: Sequence[Lookup]) -> str:
-    """What the evidence singles out, for CAUSE. It accuses one lookup, or it says "not known"."""
+    """One sentence for CAUSE: it accuses one lookup, or it says "not known"."""
     could = [x for x in lookups if x.verdict == COULD]
     if len(could) == 1:
         (one,) = could

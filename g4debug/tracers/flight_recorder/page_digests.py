@@ -61,7 +61,7 @@ class PageDigests:
 
 
 def lists(allocator: Any) -> list[torch.Tensor]:
-    """What says where the pages of an allocator are, always in the same order."""
+    """An allocator's free lists and its mapping to SWA pages, always in the same order."""
     full = getattr(allocator, "full_attn_allocator", allocator)
     parts = [full, getattr(allocator, "swa_attn_allocator", None)]
     found = [

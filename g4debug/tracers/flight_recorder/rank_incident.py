@@ -1,4 +1,4 @@
-"""Makes one incident of what happens to the ranks of a launch, and ends it soon.
+"""Makes one incident of the failures of all ranks of a launch, and ends it soon.
 
 Each scheduler joins the memory that the ranks share, and a finding that stops one is told to the
 others (:mod:`g4debug.findings.peer_ranks`). Then the server kills them all. In 0.5.23 it first
@@ -9,7 +9,7 @@ the reason, it is not.
 
 The server kills by SIGKILL, its resource tracker, too, so the blocks of shared memory of its
 processes stay in /dev/shm: 25 MB and more of each server that ended so. After a finding their names
-are removed. Who has them mapped keeps them until its end.
+are removed. A process that has mapped a block keeps it until it ends.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def name_ranks(others: PeerRanks, recorder: Recorder) -> None:
 
 
 def before_crash(context: Context, others: PeerRanks) -> None:
-    """Let the server skip what SGLang saves before a crash, if a finding was its cause."""
+    """Let the server skip SGLang's own evidence before a crash, if a finding caused it."""
 
     def around(call_next: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if not others.found():
@@ -104,9 +104,9 @@ def before_crash(context: Context, others: PeerRanks) -> None:
 
 
 def remove_shared_memory() -> None:
-    """Remove the names of what this process and its children have mapped from /dev/shm.
+    """Remove the names of the blocks in /dev/shm that this process and its children have mapped.
 
-    Only names that SGLang and Python's multiprocessing give.
+    Removes only names that SGLang and Python's multiprocessing give.
     """
     psutil: Any = importlib.import_module("psutil")  # SGLang needs it, too
     me = psutil.Process()

@@ -76,7 +76,7 @@ def is_cuda(error: BaseException) -> bool:
 
 
 def is_vague(error: BaseException) -> bool:
-    """True if the error says that the device failed, but not of what."""
+    """True if the error says that the device failed, but does not name the cause."""
     texts = [text for e in chain(error) if CUDA.search(text := str(e))]
     return bool(texts) and all(VAGUE.search(text) for text in texts)
 
@@ -96,9 +96,10 @@ def of_exception(
 ) -> Finding:
     """The finding about an exception.
 
-    complete: all tracers are armed already. innocence: says what was found right before a CUDA
-    error (True) or another exception. It is asked only if no tracer found anything. printed: what
-    is known of the assertion in a kernel, if that was it.
+    complete: all tracers are armed already. innocence: tells which checks passed before
+    a CUDA error (True) or another exception (False), and which were not made. It is asked only if
+    no tracer found anything. printed: the evidence about the assertion that failed in a kernel, if
+    one did.
     """
     cuda = is_cuda(error)
     frames = _frames(traceback.walk_tb(error.__traceback__))
@@ -186,7 +187,7 @@ def of_other_rank(first: Seat, error: BaseException | None, context: Context) ->
 
 
 def of_asking(context: Context) -> Finding:
-    """What is dumped when somebody asks for the tape of a scheduler that runs."""
+    """The finding for a dump that somebody asked for, to get a running scheduler's tape."""
     record = KINDS["asked"]
     return Finding(
         check=CHECK,

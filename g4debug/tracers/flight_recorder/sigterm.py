@@ -160,7 +160,7 @@ class SigtermWatch:
             came = True
 
     def _bounded(self, work: Callable[[], None]) -> None:
-        """Do ``work``, but wait only LIMIT seconds: what blocks the scheduler may block it, too."""
+        """Do ``work``, but wait only LIMIT seconds: it may be blocked like the scheduler."""
 
         def isolated() -> None:
             try:

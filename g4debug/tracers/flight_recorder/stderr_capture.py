@@ -1,22 +1,22 @@
-"""Reads back what CUDA printed to stderr. It changes nothing about stderr.
+"""Reads CUDA's messages back from stderr. It changes nothing about stderr.
 
 When an assertion fails in a kernel, each of its threads leaves a message, and the CUDA driver
 writes the messages to file descriptor 2 "after synchronization with the host", in the call that
 finds the error (NVIDIA's CUDA C++ Programming Guide, section "Assertion"). So they are written
-once, from C, before PyTorch raises anything. Who wants to see them has to have looked before, and
-nobody knows when: any call that waits for the device may be the one.
+once, from C, before PyTorch raises anything. A reader between the process and its stderr would have
+to be there before that, and nobody knows when: any call that waits for the device may be the one.
 
-Putting something between would see them, and make things worse. A pipe with a thread that copies it
-loses what is still in the pipe when the process aborts, calls ``_exit`` or is killed, and that is
-when its last words matter. A process that copies it is one of the server's children, which SGLang
-kills, or it outlives them; and if it stops reading, the server blocks. A file in place of stderr
-takes the words from where somebody waits for them. So file descriptor 2 stays what it is.
+Such a reader would see the messages, and make things worse. A pipe with a thread that copies it
+loses the text that is still in the pipe when the process aborts, calls ``_exit`` or is killed, and
+that is when its last words matter. A process that copies the pipe is one of the server's children,
+which SGLang kills, or it outlives them; and if it stops reading, the server blocks. A file in place
+of stderr takes the words from where somebody waits for them. So file descriptor 2 is left as it is.
 
-But very often it *is* a file (``… > server.log 2>&1``, ``nohup``, a batch system). What was written
-to a file can be read, through a descriptor of our own, after the process has failed. That costs
-nothing before, and can neither lose nor delay a byte. Where stderr is a pipe, a terminal or a
-socket, the text is in the log of whoever reads the other end, and ``why`` says so; ``g4debug show
-<dump> --log <that log>`` puts both together.
+But very often it *is* a file (``… > server.log 2>&1``, ``nohup``, a batch system). The text in a
+file can be read through a descriptor of our own, after the process has failed. That costs nothing
+before, and can neither lose nor delay a byte. Where stderr is a pipe, a terminal or a socket, the
+text is in the log of whoever reads the other end, and ``why`` says so; ``g4debug show <dump> --log
+<that log>`` puts both together.
 
 Processes that share a stderr share its file. The writer of a line cannot be told.
 """
@@ -35,9 +35,9 @@ POLL = 0.05
 
 
 class Printed:
-    """What this process, and those that share its stderr, have printed there since this was made.
+    """The text on stderr since this was made, from this process and all that share its stderr.
 
-    why: why nothing can be read from stderr, '' if it can.
+    why: why the text cannot be read, '' if it can.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Printed:
             self.why = f"stderr is {_what(found.st_mode)}"
 
     def text(self) -> str:
-        """The end of what was printed, at most MOST bytes. Raises nothing: ``why`` says it."""
+        """The end of the text, at most MOST bytes. Raises nothing: ``why`` tells a failure."""
         if self.why:
             return ""
         try:

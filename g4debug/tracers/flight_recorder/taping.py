@@ -1,7 +1,7 @@
 """Records the tape (:mod:`g4debug.findings.tape`) while the scheduler works.
 
-Each hook takes a few microseconds and reads only what SGLang has in host memory. What a request is
-made of is hashed once when it arrives and once when it ends.
+Each hook takes a few microseconds and reads only what SGLang has in host memory. A request's
+tokens are hashed once when it arrives and once when it ends.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LOST = "it cannot carry this"
 SMALLEST_PAGE = 16  # tokens: with smaller pages the hashes would take too long
 REMEMBERED = 256  # requests that have ended, and may still be in a result on its way
 
-# What the scheduler decides by, beside the requests; SGLang's names. Read when it starts.
+# Settings by which the scheduler decides, beside the requests; SGLang's names. Read at start.
 SCHEDULER = (
     "page_size", "max_running_requests", "max_total_num_tokens", "max_prefill_tokens",
     "max_req_len", "max_req_input_len", "chunked_prefill_size", "is_mixed_chunk",
@@ -42,12 +42,12 @@ SPECULATION = (
     "speculative_algorithm", "speculative_num_draft_tokens", "speculative_eagle_topk"
 )  # fmt: skip
 
-# Messages that change nothing of what goes where, by the beginning of their names.
+# Messages that do not change where pages go, by the beginning of their names.
 HARMLESS = (
     "CheckWeights", "ConfigureLogging", "Dumper", "ExpertDistribution", "FreezeGC", "Get",
     "HealthCheck", "ListExternal", "Profile", "Shutdown", "UpdateWeightVersion",
 )  # fmt: skip
-# What a request may have that is not on the tape: SGLang's field, and what it is, in words.
+# Features of a request that are not on the tape: SGLang's field, and the feature in words.
 FIELDS = {
     "mm_inputs": "images, video or sound",
     "input_embeds": "embeddings in place of tokens",
@@ -159,7 +159,7 @@ class Taping:
         return call
 
     def limit(self, what: str) -> None:
-        """Something that is not on the tape: what happens from now on cannot be replayed."""
+        """Note something that is not on the tape: from now on the server cannot be replayed."""
         if what not in self.limits and len(self.limits) < 32:
             self.limits[what] = None
             self.part.limit(LOST, what)
@@ -193,7 +193,7 @@ class Taping:
         self.ring.trim(self.steps)
 
     def go_on(self, begins: tape.Start) -> None:
-        """Record all that follows as the scheduler did whose tape begins so: for a replay."""
+        """Start a tape without a limit that begins like the replayed one: for a replay."""
         self.ring = tape.Ring(1 << 40, settled=1 << 40)
         self.steps, self.checksum = begins.steps, begins.checksum
         self._start(begins.why)
@@ -305,7 +305,7 @@ class Taping:
             self.limit(f"the message {kind}")
 
     def _abort_by_prefix(self, rid: str) -> None:
-        """SGLang aborts each request whose id begins so."""
+        """SGLang also aborts each request with a longer id that begins with ``rid``."""
         if any(other.startswith(rid) for other in self.live):
             self.limit("an abort of several requests by the beginning of their ids")
 
@@ -444,7 +444,7 @@ def ratio(scheduler: Any) -> float:
 
 
 def facts(scheduler: Any) -> dict[str, Plain]:
-    """What a scheduler decides by, beside the requests."""
+    """The numbers and settings by which a scheduler decides, beside the requests."""
     found: dict[str, Any] = {name: getattr(scheduler, name, None) for name in SCHEDULER}
     allocator = scheduler.token_to_kv_pool_allocator
     found |= {name: getattr(allocator, name, None) for name in POOLS}
@@ -460,7 +460,7 @@ def facts(scheduler: Any) -> dict[str, Plain]:
 
 
 def unsupported(scheduler: Any, page: int) -> Iterator[str]:
-    """What this server does that a tape cannot carry, in words."""
+    """Features of this server that a tape cannot carry, in words."""
     args = scheduler.server_args
     for name, what in ARGUMENTS.items():
         if server_argument(args, name) not in (None, False, "null"):

@@ -185,7 +185,7 @@ class FlightRecorder:
         return any(isinstance(size, int) and size > 1 for size in sizes)
 
     def _innocence(self, cuda: bool) -> list[str]:
-        """What was checked and found right before the scheduler died, in whole sentences."""
+        """The checks that passed before the scheduler died, and those not made, in sentences."""
         describer = self.context.trap.describe
         if isinstance(describer, Describer):
             describer.look()  # so that no tracer vouches for what its hooks do not see any more

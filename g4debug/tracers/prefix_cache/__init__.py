@@ -1,1 +1,1 @@
-"""prefix-cache: what a request hands to the prefix cache, and what that hands out again."""
+"""prefix-cache: checks the pages that the prefix cache gets, and those that it hands out."""

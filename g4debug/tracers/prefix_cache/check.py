@@ -1,8 +1,8 @@
-"""What must hold for slots that a request hands to the prefix cache, and that it hands out.
+"""Checks the pages that a request hands to the prefix cache, and those that the cache hands out.
 
-These are pure functions on arrays. Slots come in whole pages: the i-th ``size`` of them are those
-of the i-th page of a prompt. Each function gives the first thing that is wrong. Where it rests on
-our own record of the allocators, :mod:`.confirm` asks SGLang before it is told.
+These are pure functions on arrays. Slots come in whole pages: the i-th ``size`` of them belong to
+the i-th page of a prompt. Each function returns the first violation. If a violation rests on our
+own record of the allocators, :mod:`.confirm` asks SGLang's structures before it is reported.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from g4debug.tracers.prefix_cache.digests import Digests
 
 @dataclass(frozen=True)
 class Violation:
-    """kind: the name of what is wrong. column: the first bad page's place in the prompt. page: its
-    index in the full pool. got: in words, what is there instead, where that is not clear."""
+    """kind: the violation's name. column: the first bad page's place in the prompt. page: its index
+    in the full pool. got: a description of the bad page, if the kind alone does not say it."""
 
     kind: str
     column: int
@@ -30,7 +30,7 @@ class Violation:
 
 @dataclass(frozen=True)
 class Known:
-    """What our record says of each page of the full pool: arrays as of ``PoolLedger``."""
+    """Our record of each page of the full pool: arrays as in ``PoolLedger``."""
 
     held: Flags
     owner: np.ndarray[Any, np.dtype[np.object_]]
@@ -62,8 +62,8 @@ def handed_over(
 ) -> Violation | None:  # fmt: skip
     """The pages of a request's first tokens are its own, or the prefix cache lent them to it.
 
-    lent: how many of the first ones the prefix cache lent. placed: what our record says of a page's
-    position is this life's of the request.
+    lent: how many of the first ones the prefix cache lent. placed: our record of a page's position
+    is from the request's present life, not from before a retraction.
     """
     unique, counts = np.unique(pages, return_counts=True)
     if len(unique) < len(pages):
@@ -101,7 +101,7 @@ def handed_over(
 
 
 def handed_out(pages: Pages, digests: Digests, contents: Contents) -> Violation | None:
-    """The pages hold what the tokens say that they are handed out for."""
+    """The pages hold the KV of the tokens for which they are handed out."""
     holds = contents.digest[pages]
     wrong = (holds != 0) & (holds != digests)
     if wrong.any():

@@ -1,9 +1,9 @@
-"""Asks SGLang's own structures whether what our records say of a page is so.
+"""Asks SGLang's own structures whether our records of a page are right.
 
-What follows from SGLang's own calls alone needs no second source: slots that are no whole page, a
-page twice, tokens that have no KV, and a page that is handed out for other tokens than those that
-it was handed over for. What rests on our record of the allocators does: our hooks may have missed a
-free or a hand-out. Waits for the device.
+Violations that follow from SGLang's own calls need no second source: slots that are no whole page,
+a page twice, tokens that have no KV, and a page that is handed out for other tokens than it was
+handed over for. Violations that rest on our record of the allocators need one: our hooks may have
+missed a free or a hand-out. Waits for the device.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ def is_real(ledger: Ledger, tree: Any, violation: Violation, request: str) -> bo
         slots = int((cached // tree.page_size == page).sum())
     if ledger.late and not slots:
         # By now the page may have been freed rightly: as a duplicate, or because it was evicted.
-        # What a node still has, nobody may have freed or got.
+        # But if a node still has a page, nobody may have freed or got it.
         return False
     match kind:
         case "holds-other":
-            # What is judged late is in the prefix cache itself by now.
+            # A page that is judged late is in the prefix cache itself by now.
             return slots > (tree.page_size if ledger.late else 0)
         case "freed":
             return holders is not None and _is_free(holders, page)

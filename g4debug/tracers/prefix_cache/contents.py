@@ -1,9 +1,9 @@
-"""What each page of the full pool holds, as far as it was handed to the prefix cache.
+"""Remembers the contents of the pages of the full pool that were handed to the prefix cache.
 
-An entry says of a page: from which tokens its KV was computed (:mod:`.digests`), which request
+The entry of a page says from which tokens its KV was computed (:mod:`.digests`), which request
 handed it over, and in which step. It is made when a request hands the page over, and forgotten when
 the page is freed or handed out anew. A node of the prefix cache that is split, or that loses its
-SWA pages, needs no entry of its own: its pages hold what they held before.
+SWA pages, needs no entry of its own: its pages hold the same KV as before.
 """
 
 from __future__ import annotations
@@ -17,7 +17,11 @@ from g4debug.tracers.prefix_cache.digests import Digests
 
 
 class Entry(NamedTuple):
-    """Who handed a page over: a request, '' if that is not known, in a step, as its n-th page."""
+    """Tells who handed a page over.
+
+    request: '' if it is not known. step: the step in which it did. column: the page is the
+    request's page number ``column``, from 0 on.
+    """
 
     request: str
     step: int
@@ -25,7 +29,7 @@ class Entry(NamedTuple):
 
 
 class Contents:
-    """``digest``: uint64 [pages], 0 where it is not known what a page holds."""
+    """``digest``: uint64 [pages], 0 where the contents of a page are not known."""
 
     def __init__(self, pages: int) -> None:
         self.pages = pages
@@ -35,7 +39,7 @@ class Contents:
         self.request: np.ndarray[Any, np.dtype[np.object_]] = np.full(pages, "", dtype=object)
 
     def put(self, pages: Pages, digests: Digests, request: str, step: int) -> None:
-        """These pages, which are pages of the pool, hold this. The first who said so is kept."""
+        """Note the digests of these pages of the pool. The first request to say so is kept."""
         new = self.digest[pages] != digests
         at = pages[new]
         self.digest[at] = digests[new]

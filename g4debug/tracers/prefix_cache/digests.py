@@ -1,4 +1,4 @@
-"""The digest of a prompt's tokens up to the end of each page: what a page's KV was computed from.
+"""Digests of a prompt's tokens up to the end of each page: a page's KV is computed from these.
 
 KV of a token depends on all tokens before it. So two pages hold the same KV if all tokens up to
 their ends are the same, and they are of the same namespace (LoRA, cache salt). With EAGLE's keys of

@@ -1,4 +1,4 @@
-"""Turns what is wrong at an insert or a hand-out of the prefix cache into a Finding."""
+"""Turns a violation at an insert or a hand-out of the prefix cache into a Finding."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from g4debug.tracers.prefix_cache.contents import Contents, Entry
 
 @dataclass(frozen=True)
 class Case:
-    """What is known of one violation. request: who hands pages over or gets them, '' if that is not
-    known. node: the last node of what is handed out, None at an insert. site: where that is
-    seen, if nothing is handed out."""
+    """One violation, and the facts about it. request: the one that hands pages over or gets them,
+    '' if it is not known. node: the last node of the prefix that is handed out, None at an insert.
+    site: the hook that saw it, if nothing is handed out."""
 
     ledger: Ledger
     tree: Any

@@ -1,4 +1,4 @@
-"""prefix-cache: what a request hands to the prefix cache, and what that hands out again.
+"""prefix-cache: checks the pages that the prefix cache gets, and those that it hands out.
 
 A request hands the pages of its first tokens over (*insert*) when a part of its prompt is computed
 and when it ends. They must be whole pages, its own ones or those that the prefix cache lent to it,
@@ -12,9 +12,9 @@ and hand-out. Nodes are not watched: a node that is split, merged, or that loses
 event. On a GPU the slots reach the host a little later (:mod:`g4debug.ledger.index_transport`), in
 the order of all that happens to pages, and are judged then: within the step.
 
-What the page ledger says is confirmed by SGLang's own structures before it becomes a finding
-(:mod:`g4debug.tracers.prefix_cache.confirm`). If they do not confirm it, nothing is reported, the
-log says so, and what was noted of the page is forgotten.
+A suspicion that rests on the page ledger must be confirmed by SGLang's own structures before it
+becomes a finding (:mod:`g4debug.tracers.prefix_cache.confirm`). If they do not confirm it, nothing
+is reported, the log says so, and the page's entry is forgotten.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ LOGGED = 8  # suspicions that were not confirmed
 
 @dataclass(frozen=True)
 class Prompt:
-    """The beginning of a prompt: the digests of its pages. request: whose it is, None if that is
-    not known."""
+    """The beginning of a prompt: the digests of its pages. request: the one that has this prompt,
+    None if it is not known."""
 
     digests: Digests
     request: Any
@@ -76,7 +76,7 @@ class PrefixCacheTracer:
         self.contents = Contents(0)
         self._arrived_over = context.isolate(self._judge_over)
         self._arrived_out = context.isolate(self._judge_out)
-        self._inserting: Any = None  # the request whose pages the prefix cache takes over now
+        self._inserting: Any = None  # the prefix cache takes over this request's pages now
         self._inserted: Prompt | None = None  # what it has handed over
         # By row: the request, its cache_protected_len and its last node, of which all agreed.
         self._agreed: dict[int, tuple[str, int, int]] = {}
@@ -165,7 +165,7 @@ class PrefixCacheTracer:
             self.contents.forget(pages)
 
     def before_result(self, *args: Any, **kwargs: Any) -> None:
-        # What was handed out for this step is judged before its tokens leave the server.
+        # Pages that were handed out for this step are judged before its tokens leave the server.
         self.ledger.settle(wait=True)
 
     # --- a request hands pages over ----------------------------------------------------------
@@ -365,7 +365,7 @@ class PrefixCacheTracer:
 
     def _confirmed(self, tree: Any, violation: Violation, prompt: Prompt) -> bool:
         if self.ledger.broken and KINDS["prefix-cache"][violation.kind].suspicion:
-            return False  # what is freed is not noted any more
+            return False  # frees are not noted any more
         if is_real(self.ledger, tree, violation, prompt.rid):
             return True
         self._doubts += 1

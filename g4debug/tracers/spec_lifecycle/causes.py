@@ -1,4 +1,4 @@
-"""The likely cause of a wrong hand-over, from what is wrong, by how much, and where it was seen."""
+"""The likely cause of a wrong hand-over, from the wrong field, its error, and where it was seen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must hold at the hand-overs of speculative decoding, on plain values.
+"""The rules for the hand-overs of speculative decoding, as checks of plain values.
 
 ``batch.spec_info`` goes through these states: nothing, draft input, verify input, draft-extend
 input, and draft input again. A verify accepts for each request at least the bonus token, and at
@@ -8,7 +8,7 @@ exactly that many, once.
 With v2, and overlap scheduling, a step hands over to the next one through SGLang's FutureMap, which
 has one row for each row of ``req_to_token``: a step publishes the new lengths there after its
 verify, and stashes the bonus tokens and hidden states. The next step reads them before the host
-knows what was accepted.
+knows which tokens were accepted.
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ IDLE, DRAFT, VERIFY, EXTEND = "idle", "draft-input", "verify-input", "draft-exte
 
 @dataclass(frozen=True)
 class Violation:
-    """What is wrong.
+    """A broken rule.
 
-    row: the position in the batch, -1 if the whole batch is concerned. what: the field that is
-    wrong, '' if it is none. off: how much too high its number is (below 0: too low), 0 if it is no
-    number, or if it is not known. column: which of the row's numbers, -1 if it has one only.
+    row: the position in the batch, -1 if the whole batch is concerned. what: the name of the wrong
+    field, '' if no single field is wrong. off: how much too high its number is (below 0: too low),
+    0 if it is no number, or if the error is not known. column: which of the row's numbers is wrong,
+    -1 if the row has only one.
 
-    ends: between which two places it was changed, in words. Where there is no first one, ``rule``
-    says what it must follow from. whose: whose it is instead, in words.
+    ends: the two places between which the value changed, in words. If it has no first place,
+    ``rule`` names the values from which it must follow. whose: the request or column to which the
+    value that was found belongs, in words.
     """
 
     kind: str
@@ -212,8 +214,8 @@ def check_positions(
 ) -> Violation | None:
     """The tokens of a forward have the positions of their places.
 
-    spans: the first position of each request, and how many follow. rule: what they come from, in
-    words. Nothing is said where the forward has not so many positions.
+    spans: the first position of each request, and how many follow. rule: how they are computed, in
+    words. A forward with another number of positions is not judged.
     """
     if sum(count for _, count in spans) != len(got):
         return None
@@ -242,7 +244,7 @@ def check_positions(
 def check_owners(
     rows: Sequence[int], rids: Sequence[str], owners: Sequence[str | None]
 ) -> Violation | None:
-    """No two requests write into one row. ``owners``: the live request whose row it was so far."""
+    """No two requests write into one row. owners: for each row, its live request so far."""
     if len(set(rows)) == len(rows) and not any(owners):
         return None
     seen: dict[int, str] = {}
@@ -257,10 +259,11 @@ def check_owners(
 def check_written(
     what: str, row: int, rid: str, by: tuple[str, int] | None, position: int = -1
 ) -> Violation | None:
-    """What a request reads was written for it, in the last step that ran it.
+    """A request reads values that were written for it, in the last step that ran it.
 
-    what: "lengths" or "bonus token and hidden state". by: for which request that step was, and its
-    number; None if it did not write. position: the request's, in the batch.
+    what: "lengths" or "bonus token and hidden state". by: the request for which the row was last
+    written, and the number of that step; None if nobody wrote. position: the request's, in the
+    batch.
     """
     if by is not None and by[0] == rid:
         return None
@@ -274,8 +277,8 @@ def check_publish(
 ) -> Violation | None:
     """The lengths are published once in a step, after its verify, for its own requests.
 
-    times: how often they were published before in this step. own_lengths: they are those that the
-    verify made (of a prefill: those of the batch). own_rows: the rows are those of the batch.
+    times: how often they were published before in this step. own_lengths: the verify made these
+    lengths (in a prefill: they are the batch's lengths). own_rows: they go into the batch's rows.
     """
     expected = _published(decode)
     if decode and not verified:
@@ -335,7 +338,7 @@ def check_bonus(
 
 
 def check_allocated(needs: Sequence[int], allocated: Sequence[int], why: str) -> Violation | None:
-    """There must be room for what is committed and for what the next verifies write.
+    """There must be room for the committed tokens and for those that the next verifies write.
 
     needs: how many tokens need room. why: what for, in words.
     """

@@ -1,7 +1,7 @@
 """Whether values arrive as they were handed on, on plain lists of numbers.
 
-All lists have the rows of the batch one behind the other. ``live`` are the rows whose requests go
-on; what becomes of the others harms nobody, and is not looked at.
+All lists have the rows of the batch one behind the other. ``live`` are the rows of the requests
+that go on. Values in other rows harm nobody, and are not looked at.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Rows:
 def _whose(
     rids: Sequence[str], want: Sequence[int], got: int, row: int, column: int, width: int
 ) -> str:
-    """Whose value was found, '' if it is nobody's."""
+    """The request or column to which the value ``got`` belongs, '' if it is nobody's."""
     for other, rid in enumerate(rids):
         if other != row and want[other * width + column] == got:
             return f"request {rid} (row {other})"
@@ -110,8 +110,8 @@ def _whose(
 class Verify:
     """One verify. width: the tokens of each row, W. depth: the most that can be accepted.
 
-    chain: there is one draft path. simulated: SGLang makes up what is accepted. local: what was
-    sampled is this rank's own, and not another one's.
+    chain: there is one draft path. simulated: SGLang makes up the accepted tokens. local: this rank
+    sampled the tokens itself, and did not get them from another one.
     """
 
     width: int
@@ -122,7 +122,7 @@ class Verify:
 
 
 def check_verify_input(rows: Rows, verify: Verify, values: Values) -> Violation | None:
-    """What the target computes is what the draft made, and that is what the draft began with."""
+    """The target gets the draft's tokens, which follow from the bonus tokens and the lengths."""
     width, chain = verify.width, verify.chain
     first = [width * row for row in range(len(rows.rids))]
     drafted, positions = values.get(h.DRAFTED.key), values.get(h.POSITIONS.key)
@@ -172,11 +172,13 @@ def _check_tree(rows: Rows, width: int, values: Values) -> Violation | None:
 
 
 def check_verify_result(rows: Rows, verify: Verify, values: Values) -> Violation | None:
-    """What a verify hands on is what its kernel computed, and that is what follows from the tokens.
+    """A verify hands on its kernel's result, and that result follows from the tokens.
 
-    Greedily, with one draft path: a draft token is accepted as long as it is what the target wants
-    behind the token before it, and the next one that the target wants is the bonus token. With
-    sampling only that holds: an accepted draft token is what was put out for the one before it.
+    In a greedy verify with one draft path, draft tokens are accepted as long as they are the tokens
+    that the target chooses, and the target's next token is the bonus token. A sampled verify can be
+    checked for less: as many tokens are accepted as there are accepted indices, and each accepted
+    draft token is the output for the token before it. Made-up accept lengths (``simulated``) only
+    have to arrive unchanged.
     """
     width, depth = verify.width, verify.depth
     found = None
@@ -202,7 +204,7 @@ def check_verify_result(rows: Rows, verify: Verify, values: Values) -> Violation
 
 
 def _check_kernel(rows: Rows, verify: Verify, values: Values) -> Violation | None:
-    """The kernel accepts greedily what it is to accept."""
+    """A greedy kernel accepts the draft tokens that the target chooses, and no others."""
     wanted, drafted = values.get(h.WANTED.key), values.get(h.DRAFTED.key)
     names = (h.KERNEL_CORRECT, h.KERNEL_TOKENS, h.KERNEL_INDEX)
     got = [values.get(reading.key) for reading in names]
@@ -252,14 +254,14 @@ def _check_accepted(rows: Rows, verify: Verify, values: Values) -> Violation | N
         return found
     if tokens is None or drafted is None or not len(tokens) == len(drafted) == count * width:
         return found
-    # What was put out for a token is the draft's next one, if that is accepted.
+    # The output for a token is the draft's next token, if that one is accepted.
     want = [*drafted[1:], -1]
     accepted = [max(0, min(n, width) - 1) for n in lens]
     return rows.check(RESULT, (h.DRAFTED, want), (source, tokens), width, accepted)
 
 
 def _check_left(rows: Rows, verify: Verify, values: Values) -> Violation | None:
-    """What the next step begins with, and what it is made of."""
+    """The values for the next step belong to each request's last accepted token."""
     width, count = verify.width, len(rows.rids)
     lens, tokens = values.get(h.RESULT_LENS.key), values.get(h.RESULT_TOKENS.key)
     bonus, hidden = values.get(h.RESULT_BONUS.key), values.get(h.RESULT_HIDDEN.key)
@@ -288,7 +290,7 @@ def _check_left(rows: Rows, verify: Verify, values: Values) -> Violation | None:
 
 
 def check_host(rows: Rows, verify: Verify, values: Values) -> Violation | None:
-    """What SGLang has on the host is what the verify's result had on the device."""
+    """The verify's result is the same on the host as it was on the device."""
     found = _compare(rows, values, RESULT, (h.RESULT_LENS, h.HOST_LENS, 1))
     made, taken = values.get(h.RESULT_TOKENS.key), values.get(h.HOST_TOKENS.key)
     if found is None and made is not None and taken is not None:
@@ -301,7 +303,7 @@ def check_host(rows: Rows, verify: Verify, values: Values) -> Violation | None:
 def check_from_last(
     rows: Rows, kind: str, made: Reading, taken: Reading, left: Sequence[int | None], values: Values
 ) -> Violation | None:
-    """What a request reads is what its own last step left. None: what that was is not known."""
+    """A request reads the values that its own last step left. None in ``left``: not known."""
     got = values.get(taken.key)
     if got is None or len(got) != len(left):
         return None

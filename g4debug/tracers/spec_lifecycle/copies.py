@@ -1,8 +1,8 @@
 """Brings small tensors of a step to the host, without waiting for the device.
 
-What a tensor has is kept on the device, by a copy on the stream on which the step runs. At the end
-all that was kept goes into pinned memory in one piece. It is looked at when SGLang processes the
-step's result. SGLang has waited for that stream by then. On a CPU the values are taken at once.
+A tensor's values are kept on the device, by a copy on the stream on which the step runs. At the end
+all copies go into pinned memory in one piece. They are read when SGLang processes the step's
+result. SGLang has waited for that stream by then. On a CPU the values are taken at once.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import torch
 
-MOST = 8  # steps whose copies may wait to be looked at
+MOST = 8  # the copies of so many steps may wait to be looked at
 SMALLEST = 256  # numbers that a buffer has room for
 
 
@@ -44,7 +44,7 @@ class Copies:
             self._kept.append((names, [len(part) for part in parts], torch.cat(parts)))
 
     def close(self) -> None:
-        """Send what was started since the last call to the host."""
+        """Send all copies that were started since the last call to the host."""
         if not self._kept:
             return
         names = tuple(name for group, _, _ in self._kept for name in group)
@@ -85,7 +85,7 @@ class Copies:
         self._pinned = []
 
     def __del__(self) -> None:
-        self._give_back()  # of a step whose result nobody has processed
+        self._give_back()  # of a step with a result that nobody has processed
 
 
 class Pool:

@@ -77,7 +77,7 @@ class Binding:
 
 
 def _target(runner: Any) -> Target | None:
-    """What the target's ModelRunner says of its embedding; None if it does not."""
+    """The target's embedding, from its ModelRunner; None if that cannot be read."""
     layer = getattr(runner.model, "get_input_embeddings", lambda: None)()
     weight = getattr(layer, "weight", None)
     vocabulary = getattr(runner.model_config, "vocab_size", None)
@@ -89,7 +89,7 @@ def _target(runner: Any) -> Target | None:
 
 
 def first_row(part: torch.Tensor, table: torch.Tensor) -> int:
-    """Which row of ``table`` is the first one of ``part``; -1 if it is no part of that memory.
+    """Which row of ``table`` is the first one of ``part``; -1 if ``part`` is other memory.
 
     Both are [rows, hidden]. Reads no element of them.
     """

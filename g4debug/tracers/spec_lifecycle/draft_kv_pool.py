@@ -3,8 +3,8 @@
 A draft that has no KV has a dummy pool of its own, and reads the target's. For the time of a
 forward SGLang sets ``token_to_kv_pool`` of the draft's attention backend to the target's pool. With
 different backends for prefill and decode that is a ``HybridAttnBackend``, which computes nothing:
-what computes is one of the two inside it. If that one keeps the dummy, the draft dies where a layer
-number of the target is none of the dummy's, and else reads the wrong KV and says nothing.
+one of the two backends inside it computes. If that one keeps the dummy, the draft dies where a
+layer number of the target is none of the dummy's, and else reads the wrong KV and says nothing.
 """
 
 from __future__ import annotations

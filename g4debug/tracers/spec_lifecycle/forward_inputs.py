@@ -1,12 +1,12 @@
-"""What a forward is given of each request: its row of ``req_to_token``, its length, its positions.
+"""Checks what a forward is given: each request's row of ``req_to_token``, length and positions.
 
-All of it follows from what SGLang has on the host, on every server. A row that the table does not
-have ends the process with SIGSEGV where it is read, and a place for KV that the pool does not have
-with an IndexError where its SWA slot is looked up. So both are looked at before anybody uses them:
-when a step reads the FutureMap, and right before and behind the making of each ``ForwardBatch``. On
-a CPU the values are there at once. On a GPU they are brought to the host as the forward is
-launched, and are compared before its tokens leave; a row that is not there has done its harm by
-then.
+All of these follow from numbers that SGLang has on the host, on every server. A row that the table
+does not have ends the process with SIGSEGV where it is read, and a place for KV that the pool does
+not have ends it with an IndexError where its SWA slot is looked up. So both are looked at before
+anybody uses them: when a step reads the FutureMap, and right before and after each ``ForwardBatch``
+is made. On a CPU the values are there at once. On a GPU they are brought to the host as the forward
+is launched, and are compared before its tokens leave; a row that does not exist has done its harm
+by then.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from g4debug.tracers.spec_lifecycle.future_rows import live_rows
 from g4debug.tracers.spec_lifecycle.log import SpecLog
 
 SITE = "forward_batch.init_new"
-# What positions come from.
+# The rules from which positions follow.
 PREFILL = "the end of the prefix and the place in the prompt"
 DECODE = "the host's length, which counts the token that is computed"
 ROWS, LENS, POSITIONS = "req_pool_indices", "seq_lens", "positions"
@@ -48,7 +48,7 @@ class Forward:
     rows: of ``req_to_token``, which has ``size`` of them; -1 of a request that does not go on.
     slots: of the pool in which the KV of new tokens is written, where they are looked up in another
     one. lens: how long each sequence is, None if the host does not know that yet. spans: the first
-    position of each request and how many follow. rule: what these come from.
+    position of each request and how many follow. rule: how these are computed, in words.
     """
 
     step: int
@@ -86,7 +86,7 @@ class ForwardInputs:
         self.judging = targets.counts_with_result()  # it was not run on releases before
         self.pool = Pool()
         self._batch: Any = None  # of the step that runs
-        self._late: deque[Forward] = deque(maxlen=MOST)  # what is still on its way to the host
+        self._late: deque[Forward] = deque(maxlen=MOST)  # on their way to the host
 
     def install(self) -> None:
         before, after = self.context.before, self.context.after
@@ -98,7 +98,7 @@ class ForwardInputs:
         before("scheduler.process_result", self.before_process)
 
     def limit(self, reasons: Sequence[str]) -> None:
-        """This server does what the check was not run with."""
+        """This server uses features with which the check was never run."""
         for why in reasons:
             self.judging = False
             self.context.limit(
@@ -141,7 +141,7 @@ class ForwardInputs:
         return made
 
     def before_process(self, *args: Any, **kwargs: Any) -> None:
-        """SGLang has waited for the step whose result this is."""
+        """SGLang processes a result, so it has waited for that step: judge what has arrived."""
         while self._late and self._judge(SITE, self._late[0]):
             self._late.popleft()
 
@@ -181,7 +181,7 @@ class ForwardInputs:
 
 
 def _expect(forward: Forward, made: Any, batch: Any) -> None:
-    """Note what the target must be given, if this forward is of a kind that is known."""
+    """Note the numbers that the target must be given, if this kind of forward is known."""
     if getattr(made, "encoder_lens", None) is not None:
         return  # a sequence has another length there than in the KV pool
     mode = made.forward_mode.name
@@ -192,7 +192,7 @@ def _expect(forward: Forward, made: Any, batch: Any) -> None:
             forward.lens = [begin + count for begin, count in forward.spans]
             forward.rule = PREFILL
     elif mode == "DECODE" and batch.spec_algorithm.is_none():
-        lens = batch.seq_lens_cpu  # what is committed is held against this elsewhere
+        lens = batch.seq_lens_cpu  # another check compares kv_committed_len with these
         known = req_kv.column(batch.reqs, req_kv.COMMITTED) if lens is None else lens.tolist()
         forward.lens, forward.spans = known, [(n - 1, 1) for n in known]
         forward.rule = DECODE

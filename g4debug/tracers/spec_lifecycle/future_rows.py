@@ -1,7 +1,7 @@
 """Follows who wrote each row of SGLang's FutureMap last, and in which step.
 
-The FutureMap is on the device. What is followed here is known on the host: which requests a batch
-has, and which row of ``req_to_token`` each of them has.
+The FutureMap is on the device. This follows facts on the host: which requests a batch has, and
+which row of ``req_to_token`` each of them has.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def live_rows(requests: Sequence[Any]) -> list[int]:
 
 
 class Written:
-    """What one step wrote so far, into the rows of all its requests.
+    """The values that one step wrote so far, into the rows of all its requests.
 
     copies: the values, on their way to the host.
     """
@@ -43,7 +43,7 @@ class Written:
         self._order = list(map(id, requests))  # of requests that somebody else keeps
 
     def values(self, key: str, requests: Sequence[int]) -> list[int | None]:
-        """What it left for these requests, by id(); None if that is not known, or not here yet."""
+        """The step's values for these requests, by id(). None: not known, or not here yet."""
         values = self.copies.get() if self.copies is not None else None
         numbers = values.get(key) if values is not None else None
         if numbers is None or len(numbers) != len(self._order):
@@ -55,14 +55,14 @@ class Written:
 
 
 class Last:
-    """The last step of each request of a batch, before the one that reads what it left."""
+    """For each request of a batch, its last step. The batch's step reads the values it left."""
 
     def __init__(self, requests: Sequence[Any], written: Sequence[Written | None]) -> None:
         self._requests = list(map(id, requests))
         self._written = written
 
     def left(self, key: str) -> list[int | None]:
-        """What each request was left with; None where it is not known, or not here yet."""
+        """The values that each request's last step left. None: not known, or not here yet."""
         by = {id(w): w for w in self._written if w is not None}
         found = {at: w.values(key, self._requests) for at, w in by.items()}
         if len(by) == 1 and None not in self._written:

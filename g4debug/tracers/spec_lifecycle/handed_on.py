@@ -1,7 +1,7 @@
-"""What each part of a step hands to the next one: the tensors whose values are compared.
+"""The tensors that each part of a step hands to the next one, for comparing their values.
 
-Each row says where a tensor's values are taken for the first time, right behind what makes them,
-and where they must still be the same. The names of the ends are those in the findings. The table in
+Each row says where a tensor's values are taken for the first time, right after they are made, and
+where they must still be the same. Findings use the same names for the ends. The table in
 docs/tracers.md is made of these rows.
 
 W stands for the tokens of a verify, and *requests* for the rows of the batch.
@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 class Reading:
     """The values of one tensor at one place.
 
-    name: the tensor's, as SGLang has it. end: the place, in words. thing: what one value is, where
-    it is compared and never told: a token, or the digest of a hidden state.
+    name: the tensor's, as SGLang has it. end: the place, in words. thing: the kind of value (a
+    token, or the digest of a hidden state), if values are only compared and never printed.
     """
 
     key: str
@@ -35,8 +35,8 @@ class Reading:
 class HandedOn:
     """One tensor on its way.
 
-    columns: numbers for each request, in words. every: it is so on all servers, not only on those
-    that speculate. later: it is taken by the next step of the request.
+    columns: how many numbers it has, in words. every: all servers hand it on, also those that do
+    not speculate. later: the next step of the request takes it.
     """
 
     made: Reading
@@ -54,7 +54,7 @@ _RESULT, _SEED = "the result of the verify", "the next draft input"
 _STASH, _READ = "the stash into the FutureMap", "the draft"
 _HOST, _OUTPUT = "the result on the host", "the request's output"
 
-# Of a verify step, in their order.
+# The readings of a verify step, in their order.
 INDICES = Reading("indices", "future_indices", "the draft")
 LENS = Reading("lens", "seq_lens", "the draft")
 BONUS = Reading("bonus", "bonus_tokens", _READ, thing=TOKEN)
@@ -92,7 +92,7 @@ HOST_LENS = Reading("host lens", "accept_lens", _HOST)
 HOST_TOKENS = Reading("host tokens", "next_token_ids", _HOST, thing=TOKEN)
 KEPT = Reading("kept", "accepted tokens", "the end of the result's processing", thing=TOKEN)
 OUTPUT = Reading("output", "output_ids", _OUTPUT, thing=TOKEN)
-# Of any step that samples.
+# The readings of any step that samples.
 INPUT = Reading("input", "input_ids", _TARGET, thing=TOKEN)
 SAMPLED = Reading("sampled", "next_token_ids", "the end of the sampling", thing=TOKEN)
 FORWARDED = Reading("forwarded", "next_token_ids", "the result of the forward", thing=TOKEN)

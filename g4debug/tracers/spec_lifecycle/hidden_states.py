@@ -32,7 +32,7 @@ class Mark(NamedTuple):
         return Mark(weakref.ref(tensor), _version(tensor))
 
     def differs(self, tensor: torch.Tensor | None) -> str:
-        """'' if ``tensor`` is the same tensor and unchanged, else what is different."""
+        """'' if ``tensor`` is the same tensor and unchanged, else the difference in words."""
         if tensor is None:
             return "None"
         if self.tensor() is not tensor:
@@ -58,7 +58,7 @@ class Custody:
         self._held: dict[int, tuple[weakref.ref[Any], Mark]] = {}  # by id() of a draft input
 
     def made_by_forward(self, hidden: torch.Tensor | None) -> Violation | None:
-        """Remember a forward's hidden states. They must not be those of the step before."""
+        """Remember a forward's hidden states. They must not be the last step's tensor."""
         stale = hidden is not None and self.made is not None and self.made.tensor() is hidden
         self.made = None if hidden is None else Mark.of(hidden)
         if stale:
@@ -71,7 +71,7 @@ class Custody:
         return _stale("those that this step's forward made", why) if why else None
 
     def select(self, hidden: torch.Tensor | None) -> None:
-        """Remember what was selected from them for the seed step."""
+        """Remember the rows that were selected from them for the seed step."""
         self.selected = None if hidden is None else Mark.of(hidden)
 
     def check_selected(self, hidden: torch.Tensor | None) -> Violation | None:
@@ -110,7 +110,7 @@ class Custody:
         return _stale("those that the last hand-over left in it", why) if why else None
 
     def _mark(self, spec: Any) -> Mark | None:
-        """What a draft input was left with, None if it is not known."""
+        """The hidden states that a draft input was given, None if they are not known."""
         owner, mark = self._held.get(id(spec), (None, None))
         return mark if owner is not None and owner() is spec else None
 

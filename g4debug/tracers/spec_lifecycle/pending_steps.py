@@ -1,9 +1,9 @@
-"""What a worker's step began with, until SGLang processes its result.
+"""Keeps the values of a worker's step until SGLang processes the step's result.
 
-With overlap scheduling the next step begins before that. Then SGLang knows on the host what was
-accepted, and its own books (``kv_committed_len``, ``output_ids``) have come to the beginning of
-this step. So the values that the step had on the device are held against them there, before any of
-its tokens leaves.
+With overlap scheduling the next step begins before that. When the result is processed, SGLang knows
+on the host which tokens were accepted, and its own books (``kv_committed_len``, ``output_ids``)
+have come to the beginning of this step. So the values that the step had on the device are compared
+with the books then, before any of its tokens leaves.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ INDICES, LENS, BONUS, NEW_LENS = h.INDICES.key, h.LENS.key, h.BONUS.key, h.NEW_L
 
 
 def committed(requests: Sequence[Any]) -> list[int]:
-    """What SGLang's books say, for the releases in which nothing is claimed in advance."""
+    """SGLang's number of committed tokens, for releases that count nothing in advance."""
     return req_kv.column(requests, req_kv.COMMITTED)
 
 
@@ -54,7 +54,7 @@ class PendingStep:
     """One step of the worker, for a batch that is not idle.
 
     number: the number of the step. decode: False for a prefill. rows: of ``req_to_token``, one for
-    each request. indices: the tensor of these rows on the device. lens: what SGLang has on the
+    each request. indices: the tensor of these rows on the device. lens: SGLang's lengths on the
     host, None if it has none there. depth: the most tokens that a verify can accept. width: for how
     many tokens a verify writes KV.
     """
@@ -72,8 +72,8 @@ class PendingStep:
     copies: Copies
     books: Books = committed
     chain: bool = True  # there is one draft path
-    simulated: bool = False  # SGLang makes up what is accepted
-    local: bool = True  # what is sampled is this rank's own
+    simulated: bool = False  # SGLang makes up the accepted tokens
+    local: bool = True  # this rank samples the tokens itself
     last: Last | None = None  # what each request's last step left, None if it is not followed
     tokens: Sequence[int] | None = None  # that the host got: W for each request
     drafted: weakref.ref[Any] | None = None  # the verify input that the draft made
@@ -88,7 +88,7 @@ class PendingStep:
         self.written = Written(self.number, self.copies, self.requests)
 
     def left(self, reading: h.Reading) -> list[int | None]:
-        """What each request's last step left of this, None where it is not known."""
+        """The value that each request's last step left for ``reading``. None: not known."""
         return [None] * len(self.rows) if self.last is None else self.last.left(reading.key)
 
     @property
@@ -131,7 +131,7 @@ class PendingStep:
         return violation or at_rows(self._check_new(values, some, accepted), live)
 
     def check_fed(self) -> Violation | None:
-        """What the target is about to compute, as far as its values are on the host by now."""
+        """Check the target's input, as far as its values are on the host by now."""
         verify = Verify(self.width, self.depth, self.chain, self.simulated, self.local)
         rows = Rows(self.rids, live_rows(self.requests))
         return check_verify_input(rows, verify, self.copies.get() or {})
@@ -145,7 +145,7 @@ class PendingStep:
         return check_verify_result(Rows(self.rids, live_rows(self.requests)), verify, values)
 
     def check_kept(self, kept: Sequence[Sequence[int]]) -> Violation | None:
-        """What each request is given is the beginning of what the host got for it."""
+        """Each request is given the first of the tokens that the host got for it."""
         tokens, width = self.tokens, self.width
         if tokens is None or len(tokens) != width * len(kept):
             return None
@@ -163,7 +163,7 @@ class PendingStep:
         return check_from_last(rows, STALE, h.LEFT_HIDDEN, h.HIDDEN, left, values)
 
     def _check_shapes(self, values: dict[str, list[int]]) -> Violation | None:
-        """What was copied must have one number for each request."""
+        """Each copied tensor must have one number for each request."""
         count = len(self.requests)
         for name, what in _NAMES.items():
             numbers = values.get(name)
@@ -176,7 +176,7 @@ class PendingStep:
     def _check_inputs(
         self, values: dict[str, Sequence[int]], some: Some, requests: Sequence[Any]
     ) -> Violation | None:
-        """What the step began with, of the requests that go on."""
+        """Check the values with which the step began, for the requests that go on."""
         indices, lens, bonus = values.get(INDICES), values.get(LENS), values.get(BONUS)
         violation = None
         if indices is not None:
@@ -200,7 +200,7 @@ class PendingStep:
     def _check_bonus(
         self, bonus: Sequence[int], some: Some, requests: Sequence[Any]
     ) -> Violation | None:
-        """The draft goes on from what the request's last step left, which is its last token."""
+        """The draft begins with the token that the request's last step left, its last one."""
         rows = Rows([str(r.rid) for r in requests], range(len(requests)))
         left = some(self.left(h.LEFT_BONUS))
         last = [r.output_ids[-1] for r in requests]
@@ -220,7 +220,7 @@ class PendingStep:
     def _check_books(
         self, books: list[int], lens: Sequence[int], some: Some, requests: Sequence[Any]
     ) -> Violation | None:
-        """The lengths are not what SGLang counts: which of the two went wrong?
+        """The lengths differ from SGLang's books: find out which of the two is wrong.
 
         Where the request's last step left this length, the length is right.
         """

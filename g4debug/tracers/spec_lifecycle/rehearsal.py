@@ -1,8 +1,9 @@
 """Steps of speculative decoding v2 with SGLang's own classes, without a model.
 
 Requests, batches, inputs, results, the FutureMap, the draft extend and the processing of a result
-are SGLang's. The forwards and the scheduler's loop are stand-ins: the order of the calls is that of
-``Scheduler.run_batch`` with overlap scheduling. The canary rehearses a step, and the tests do.
+are SGLang's. The forwards and the scheduler's loop are stand-ins: the calls come in the order in
+which ``Scheduler.run_batch`` makes them with overlap scheduling. The canary rehearses a step, and
+so do the tests.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Site = Callable[[str, Callable[..., Any]], Callable[..., Any]]
 
 
 class Classes:
-    """What of SGLang is rehearsed with. Raises ImportError where SGLang has no such thing."""
+    """The classes of SGLang that a rehearsal uses. Raises ImportError if one is missing."""
 
     def __init__(self) -> None:
         of = importlib.import_module
@@ -52,7 +53,7 @@ class Classes:
 
 
 class Rehearsal:
-    """``site(name, function)`` returns the function with what hooks that site around it."""
+    """``site(name, function)`` returns the function with the site's hooks around it."""
 
     def __init__(self, site: Site, classes: Classes, device: torch.device) -> None:
         self.site = site
@@ -82,7 +83,7 @@ class Rehearsal:
         self.accepted: Sequence[int] = ()
 
     def request(self, rid: str, row: int, tokens: int) -> Any:
-        """A request whose prompt has ``tokens`` tokens, about to be prefilled."""
+        """A request with a prompt of ``tokens`` tokens, about to be prefilled."""
         from array import array
 
         made = self.classes.Req(
@@ -130,7 +131,7 @@ class Rehearsal:
     def run(self, batch: Any, accepted: Sequence[int] = ()) -> tuple[Any, Any]:
         """One step; its batch as the processing gets it, and its result.
 
-        accepted: what the verify will accept for each request.
+        accepted: how many tokens the verify will accept for each request.
         """
         self.accepted = accepted
         if batch.forward_mode.is_decode():
@@ -235,7 +236,7 @@ class Rehearsal:
         )
 
     def _tree(self, batch: Any) -> tuple[Any, ...]:
-        """Of one draft path: no mask, positions, the tree's three tensors, and the tokens."""
+        """A tree with one draft path: no mask, positions, the tree's three tensors, the tokens."""
         count = len(batch.reqs)
         rows = torch.arange(count * TOKENS, device=self.device).view(count, TOKENS)
         places = torch.arange(TOKENS, device=self.device)

@@ -96,7 +96,7 @@ class Sampling:
         return found
 
     def _check_given(self, values: dict[str, list[int]]) -> Violation | None:
-        """What was sampled is what each request was given."""
+        """Each request is given the token that was sampled for it."""
         made = values.get(h.SAMPLED.key)
         if made is None or len(made) != len(self.requests):
             return None
@@ -123,11 +123,11 @@ class SampledTokens:
         self.log = log
         self.judging = targets.counts_with_result()  # it was not run on releases before
         self.pool = Pool()
-        self._now: Sampling | None = None  # the step that runs, or whose sampling was put off
+        self._now: Sampling | None = None  # the step that runs, or waits for its sampling
         self._waiting: dict[int, tuple[weakref.ref[Any], Sampling]] = {}  # by id() of the result
         self._processing: Sampling | None = None
         self._sampled: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        # What was sampled for each request in its last step, where that is on the host at once.
+        # The token that each request's last step sampled, if it is on the host at once.
         self._next: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._judged: Tally | None = None
 
@@ -146,7 +146,7 @@ class SampledTokens:
         before("scheduler.stream_output", self.before_stream_output)
 
     def limit(self, reasons: Sequence[str]) -> None:
-        """This server does what the check was not run with."""
+        """This server uses features with which the check was never run."""
         for why in reasons:
             self.judging = False
             self.context.limit("sampled tokens are not followed to the output", why)
@@ -173,7 +173,7 @@ class SampledTokens:
         self._check_committed(step)
 
     def _check_committed(self, step: Sampling) -> None:
-        """What is committed is what a decode reads: it counts the token that this step writes."""
+        """The committed length equals the length of a decode, which counts this step's token."""
         if step.lens is None:
             return
         live = live_rows(step.requests)
@@ -189,7 +189,8 @@ class SampledTokens:
         if step is None or not step.decode or made.input_ids is None or made.input_ids.is_cuda:
             return made
         given = made.input_ids.tolist()
-        # What is a token is told where it is known best: behind the step that it is of.
+        # A wrong number that is a token is reported when this step's result is processed, because
+        # more is known about it then.
         if len(given) == len(step.requests) and any(map(no_token, step.requests, given)):
             last = [self._next.get(r, have) for r, have in zip(step.requests, given, strict=True)]
             rows = Rows(step.rids, live_rows(step.requests))
@@ -204,7 +205,7 @@ class SampledTokens:
         step.seen = True
 
     def before_sample(self, runner: Any, logits: Any, forward_batch: Any, *args: Any) -> None:
-        """The target's forward was launched with what is in ``forward_batch``."""
+        """Read ``forward_batch``, with which the target's forward was launched."""
         step = self._now
         if step is not None and step.decode:
             tensors = {h.INPUT.key: forward_batch.input_ids, h.LENS.key: forward_batch.seq_lens}
@@ -300,7 +301,7 @@ def _replaced(request: Any, token: int) -> bool:
 
 
 def unknown(server_args: Any) -> list[str]:
-    """What this server does that the check was not run with."""
+    """Features of this server with which the check was never run, in words."""
     return [why for name, why in UNKNOWN if server_argument(server_args, name)]
 
 

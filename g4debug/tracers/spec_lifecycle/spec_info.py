@@ -55,7 +55,7 @@ def check_draft_input(custody: Custody, spec: Any, requests: int) -> Violation |
 def check_verify_input(
     spec: Any, requests: int, drafted: weakref.ref[Any] | None
 ) -> Violation | None:
-    """What a verify gets: the verify input that this step's draft made, with all of its rows.
+    """A verify gets the verify input that this step's draft made, with all of its rows.
 
     drafted: the draft's result, None if no draft was seen.
     """

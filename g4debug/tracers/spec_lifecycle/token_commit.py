@@ -1,4 +1,4 @@
-"""Follows what SGLang counts for each request when it processes the result of a v2 verify.
+"""Follows SGLang's counters of each request as it processes the results of v2 verifies.
 
 Only this processing may count. So from its end until it begins for the next result of the same
 request, nothing may change, unless the request is retracted or prefilled meanwhile.
@@ -45,9 +45,10 @@ def _compare(expected: Columns, got: Columns) -> Violation | None:
 
 
 class Committing:
-    """Of the last result that was processed, and of the one that is.
+    """Checks that each processed result counts its tokens once, and that nothing else does.
 
-    books: what is committed. cuts: a request that ends inside a verify is given fewer tokens.
+    books: gives each request's committed tokens. cuts: a request that ends inside a verify is given
+    fewer tokens than were accepted.
     """
 
     def __init__(self, books: Books = committed, cuts: bool = False) -> None:
@@ -77,7 +78,7 @@ class Committing:
         return at_rows(_compare(expected, columns), live)
 
     def _expected(self, requests: Sequence[Any], now: Columns) -> Columns:
-        """What each request must have: what it was left with, or what it has, if that is new."""
+        """The numbers that each request must have: its last ones, or its own if it is new."""
         left = {id(r): i for i, r in enumerate(self._requests) if id(r) not in self._forgotten}
         at = [left.get(id(r), -1) for r in requests]
         return [
@@ -156,7 +157,7 @@ class Committing:
         return None
 
     def _check_tokens(self, requests: Sequence[Any]) -> Violation | None:
-        """Each request's output ends with what it was given, which is looked at once.
+        """Each request's output ends with the tokens that it was given. They are checked once.
 
         One that has ended may have had its last token replaced, if it was no word of the
         vocabulary, and may have been cut.
@@ -175,7 +176,7 @@ class Committing:
         return None
 
     def _check_cut(self, requests: Sequence[Any]) -> Violation | None:
-        """Who was given fewer tokens than were accepted has ended with them."""
+        """A request that was given fewer tokens than were accepted has ended with them."""
         cut, self._cut = self._cut, set()
         for row, request in enumerate(requests if cut else ()):
             if id(request) in cut and goes_on(request):

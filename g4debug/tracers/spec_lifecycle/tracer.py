@@ -1,12 +1,13 @@
-"""spec-lifecycle: ``batch.spec_info`` is what the next hand-over needs, and tokens count once.
+"""spec-lifecycle: checks that ``batch.spec_info`` fits each hand-over, and that tokens count once.
 
 A step of speculative decoding v2 reads the lengths, bonus tokens and hidden states of the step
 before from the FutureMap, drafts, verifies, publishes the new lengths, and stashes bonus tokens and
 hidden states. Its result is processed later: with overlap scheduling after the next step has begun.
-What the host knows at a hand-over is checked there. What only the device knows is copied without
-waiting, and is checked when the result is processed, before a token of that step leaves.
+Values that the host knows at a hand-over are checked there. Values that only the device knows are
+copied without waiting, and are checked when the result is processed, before a token of that step
+leaves.
 
-Which workers there are, and where they pass by, say the adapters in :mod:`g4debug.speculation`.
+The adapters in :mod:`g4debug.speculation` name the workers, and the functions to hook in them.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ from g4debug.tracers.spec_lifecycle.spec_info import (
 from g4debug.tracers.spec_lifecycle.token_commit import Committing
 
 # Without these less is judged.
-# What was read on GPUs, too, in all of the releases in which this tracer was run there.
+# Values that were read on GPUs, too, in all releases in which this tracer was run there.
 RUN_ON_GPU = (h.INDICES, h.LENS, h.BONUS, h.NEW_LENS)
 ON_GPU = (
     "on a GPU the rest was run with one load of 0.5.15.post1 only, so a finding could be false; "
@@ -92,7 +93,7 @@ class SpecLifecycle:
         self._relayed: Mark | None = None  # FutureMap's hidden states, as the last stash left them
         self._ahead: tuple[int, int] | None = None  # depth and width of a verify
         self._made: weakref.ref[Any] | None = None  # the next draft input of this forward
-        self._processing: PendingStep | None = None  # whose result is being processed
+        self._processing: PendingStep | None = None  # its result is being processed
         self._accepted: list[int] = []
         self._simulated = simulates()
         self._local = True  # each rank puts out what it has sampled itself
@@ -191,7 +192,7 @@ class SpecLifecycle:
             )
         return result
 
-    # What a step reads from the step before, in the order of a step.
+    # The values that a step reads from the step before, in the order of a step.
 
     def before_resolve_lens(self, future_map: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
         self._now = None
@@ -244,7 +245,7 @@ class SpecLifecycle:
         taken: h.Reading,
         read: dict[str, list[int]],
     ) -> Violation | None:
-        """What the requests of a batch read is what their last steps left."""
+        """The requests of a batch read the values that their last steps left."""
         last = self.rows.last(req_kv.column(batch.reqs, req_kv.ROW), batch.reqs)
         rows = Rows([str(r.rid) for r in batch.reqs], live_rows(batch.reqs))
         return check_from_last(rows, kind, made, taken, last.left(made.key), read)
@@ -364,9 +365,10 @@ class SpecLifecycle:
         self.log.judge("worker.draft", batch, violation)
 
     def _check_seed(self, step: PendingStep, bonus: Any) -> Violation | None:
-        """A token that is none is told before the draft looks it up, where that waits for nobody.
+        """Report a number that is no token before the draft looks it up, if that waits for nobody.
 
-        What is a token is told where it is known best: behind the step that it is of.
+        A wrong number that is a token is reported when this step's result is processed, because
+        more is known about it then.
         """
         given = [] if bonus.is_cuda else bonus.tolist()
         if not any(map(sampled_tokens.no_token, step.requests, given)):
@@ -456,7 +458,7 @@ class SpecLifecycle:
         return result
 
     def after_kernel(self, result: Any, *args: Any, **kwargs: Any) -> Any:
-        """The kernel of a greedy verify has decided what is accepted."""
+        """The kernel of a greedy verify has decided which tokens are accepted."""
         step = self._now
         if step is not None and step.decode and self.judging:
             tokens, index, correct = result
@@ -547,7 +549,7 @@ class SpecLifecycle:
         return none
 
     def _read_left(self, step: PendingStep, spec: Any) -> None:
-        """What the next step of these requests begins with."""
+        """Read the values with which the next step of these requests begins."""
         if self.judging:
             hidden = spec.hidden_states
             left = {
@@ -608,7 +610,7 @@ class SpecLifecycle:
             fields.append("hidden_states")
         return check_fields(spec, fields, len(step.requests))
 
-    # What it leaves for the next one.
+    # The values that it leaves for the next step.
 
     def before_stash(
         self, future_map: Any, future_indices: Any, payload: Any, *args: Any, **kwargs: Any
@@ -717,7 +719,7 @@ class SpecLifecycle:
         return kept
 
     def before_stream_output(self, streamer: Any, reqs: Any, *args: Any, **kwargs: Any) -> None:
-        """Check before the tokens leave: nobody may get what was counted twice."""
+        """Check before the tokens leave: nobody may get tokens that were counted twice."""
         if self.context.disabled:
             return  # a hook of ours is off, and what it should have counted is not known
         violation = self.committing.check_sent(reqs)
@@ -766,7 +768,7 @@ def nothing_to_check() -> str:
 
 
 def unknown(server_args: Any) -> list[str]:
-    """What this server does that the tracer was not run with."""
+    """Features of this server with which the tracer was never run, in words."""
     found = []
     if server_argument(server_args, "disaggregation_mode", "null") != "null":
         found.append("prefill and decode are disaggregated, so another server begins the requests")
@@ -782,10 +784,11 @@ def unknown(server_args: Any) -> list[str]:
 
 
 def follows_values(settings: Any) -> bool:
-    """True if the values of what a step hands on are compared.
+    """True if the values that a step hands on are compared.
 
-    On a GPU that was never run: a tensor that is read at another time than here would make a false
-    finding, so a finding must not do more than be reported there.
+    This was never run on a GPU. There, a tensor that is read at another time than here would make a
+    false finding. So on a GPU values are compared only in mode ``log``, which only reports them, or
+    if G4DEBUG_NOT_RUN_ON_THIS_RELEASE asks for it.
     """
     if settings.cpu or not torch.cuda.is_available():
         return True

@@ -1,7 +1,7 @@
 """Draws one corruption of a healthy server: what, where, when and to which value.
 
-The same seed is the same corruption. What a seed cannot know (which requests run by then, which
-pages they have) is drawn as a share, from 0 to 1, and chosen when it strikes.
+The same seed is the same corruption. A seed cannot know which requests will run and which pages
+they will have. These are drawn as a share, from 0 to 1, and chosen when it strikes.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-# What can be corrupted -> what that is, for people, and the moments at which it can be done. At a
-# moment SGLang's own function is about to begin, or has just returned, inside of all of our hooks.
+# A place that can be corrupted -> its name for people, and the moments at which it can be done. At
+# a moment SGLang's own function is about to begin, or has just returned, inside all of our hooks.
 PLAN, STEP, FORWARD, METADATA = "plan", "step", "forward", "metadata"
 VERIFY, VERIFIED, RESULT, ALLOCATE, MATCH = "verify", "verified", "result", "allocate", "match"
 WHAT: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
@@ -46,7 +46,7 @@ TO: Mapping[str, str] = MappingProxyType(
         "next": "one more",
     }
 )
-# What a structure cannot become, because there is no such value of it.
+# The values that a structure cannot get, because it has no such value.
 NO: Mapping[str, tuple[str, ...]] = MappingProxyType({"req_pool_indices": ("own",)})
 SPECULATIVE = ("draft_tokens", "accept_lens")
 FUTURE = ("output_tokens_buf", "new_seq_lens_buf", "token_ids_map", "token_ids_buf")
@@ -81,7 +81,7 @@ class Corruption:
 
 
 def draw(seed: int, mtp: bool) -> Corruption:
-    """The corruption of a seed. mtp: the server drafts; what only it has is drawn there only."""
+    """The corruption of a seed. mtp: the server drafts; SPECULATIVE and VERIFY need that."""
     dice = random.Random(f"corruption {seed}")
     what = dice.choice([name for name in WHAT if mtp or name not in SPECULATIVE])
     moment = dice.choice([m for m in WHAT[what][1] if mtp or m != VERIFY])

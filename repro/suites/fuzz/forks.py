@@ -3,7 +3,7 @@
 An engine is started once. Its scheduler serves the traffic and notes the requests as they come from
 the tokenizer. Then it stands still in ``recv_requests`` and forks for each case. A fork goes on in
 SGLang's own event loop with all that is warm, is given the same requests at the same rounds of the
-loop, and sends nothing to anybody. What it has to say it writes into a file.
+loop, and sends nothing to anybody. It writes its result into a file.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SECONDS = 90.0  # of a case
 
 
 class Forks:
-    """What the scheduler's process knows. case: of this fork, None in the parent."""
+    """The state in the scheduler's process. name: the case of this fork, '' in the parent."""
 
     def __init__(self, folder: Path, seeds: list[int], mtp: bool) -> None:
         self.folder, self.seeds, self.mtp = folder, seeds, mtp
@@ -148,7 +148,7 @@ class Forks:
         if seed is None:
             case = dataclasses.replace(case, step=1 << 30)  # never
         self.strike = Strike(case, scheduler, self.step)
-        # At once: what is corrupted may end the process without a word.
+        # At once: a corruption may end the process without a word.
         fired = self.folder / f"{name}.fired"
 
         def note(what: dict[str, Any]) -> None:
@@ -170,7 +170,7 @@ class Forks:
         return []
 
     def end(self, error: BaseException | None) -> NoReturn:
-        """Write what came of this case, and end."""
+        """Write the result of this case, and end the process."""
         from g4debug import plugin
 
         assert plugin.in_force is not None and self.strike is not None  # noqa: PT018
@@ -214,7 +214,7 @@ class Forks:
 
 
 def requests_in(given: Any) -> list[Any]:
-    """The requests in what the tokenizer has sent; one message may bring several."""
+    """The requests in a message of the tokenizer's; one message may bring several."""
     if type(given).__name__ == "TokenizedGenerateReqInput":
         return [given]
     if type(given).__name__ == "BatchTokenizedGenerateReqInput":

@@ -1,4 +1,4 @@
-"""What came of a corruption: whether g4debug told it, and whether it was harmless."""
+"""Grades a corruption: whether g4debug told it, and whether it was harmless."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Grade:
 
 
 def sentence(what: str, page: str) -> str:
-    """What the page says of a corruption that cannot be seen; '' if it says nothing."""
+    """The page's sentence on a corruption that cannot be seen; '' if it has none."""
     flat = re.sub(r"\s+", " ", page)
     for begin in CANNOT_SEE.get(what, ()):
         found = re.search(r"[^.]*" + re.escape(begin) + r"[^.]*\.", flat)
@@ -44,9 +44,9 @@ def sentence(what: str, page: str) -> str:
 
 
 def grade(what: str, got: Mapping[str, Any], plain: Mapping[str, Any], page: str = "") -> Grade:
-    """got: what a fork wrote (``forks.Forks.end``). plain: of the fork that nothing struck.
+    """got: a fork's result (``forks.Forks.end``). plain: the result of an intact fork.
 
-    page: of the tracers; docs/tracers.md if it is ''.
+    page: the text on the tracers; docs/tracers.md if it is ''.
     """
     fired, finding = got.get("fired"), got.get("finding")
     new = [x for x in got.get("disarmed", ()) if x not in plain.get("disarmed", ())]

@@ -1,7 +1,7 @@
 """Corrupts a scheduler once, inside of all hooks of g4debug, as a Corruption says.
 
-SGLang's functions are replaced before it loads its plugins. So g4debug wraps what is put there, and
-what is changed there is what SGLang itself would have done wrong.
+SGLang's functions are replaced before it loads its plugins. So g4debug wraps the replacements, and
+sees the corruption as if SGLang itself had made it.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ CACHES = (
 class Place:
     """One number that can be changed.
 
-    tensor, index: it is ``tensor[index]``. values: what it may become, by the names in ``TO``.
-    words: what it is. put: how it is changed, if not in place.
+    tensor, index: it is ``tensor[index]``. values: its wrong values, by the names in ``TO``. words:
+    its name. put: changes it, if it cannot be changed in place.
     """
 
     tensor: torch.Tensor
@@ -58,7 +58,7 @@ class Place:
 
 
 class Strike:
-    """fired: what was done, None as long as nothing was. step: tells the step since the begin."""
+    """fired: the change that was made, None before it. step: returns the step since the begin."""
 
     def __init__(self, case: Corruption, scheduler: Any, step: Callable[[], int]) -> None:
         if case.what == "node" and nodes(scheduler.tree_cache) is None:
@@ -70,7 +70,7 @@ class Strike:
         self.requests: dict[str, Any] = {}  # by rid: all that were in a batch
 
     def at(self, moment: str, mode: str = "", **of: Any) -> None:
-        """SGLang is at this moment. of: what it has in hand there."""
+        """SGLang is at this moment. of: the objects that its function has there."""
         for request in getattr(of.get("batch"), "reqs", None) or ():
             self.requests.setdefault(str(request.rid), request)
         try:
@@ -144,7 +144,7 @@ class Strike:
         return [int(n) for n in full]
 
     def values(self, row: int, at: int, pool: str, unit: int = 1) -> dict[str, int]:
-        """What a place of token ``at`` of a row may become, in units of so many tokens."""
+        """The wrong values for the place of a row's token ``at``, in units of so many tokens."""
         lengths = {r: n for _, r, n in self.live()}
         own = self.tokens(row, lengths.get(row, 0), pool)
         found: dict[str, int] = {"outside": FAR}
@@ -268,7 +268,7 @@ class Strike:
             yield Place(value, (0,), values, f"the value of node {name}")
 
     def _matched(self, returned: Any = None, put: Any = None, **of: Any) -> Iterator[Place]:
-        """What the cache hands out: tokens of the full pool, one for each of the prompt."""
+        """Places in the cache's hand-out: tokens of the full pool, one for each of the prompt."""
         one = self.one()
         if not isinstance(returned, torch.Tensor) or not len(returned):
             return
@@ -380,7 +380,7 @@ def nodes(tree: Any) -> list[tuple[str, torch.Tensor]] | None:
 
 
 def put_in(strike: Callable[[], Strike | None]) -> None:
-    """Replace SGLang's functions. strike: gives what is to strike in this process, if anything."""
+    """Replace SGLang's functions. strike: returns this process's Strike, or None."""
 
     def around(site: str, before: str = "", after: str = "") -> None:
         dotted = targets.path(site) if site in targets.SITES else site

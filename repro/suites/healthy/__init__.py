@@ -1,1 +1,1 @@
-"""Healthy servers do what production does: workloads, engines, verdicts, the page."""
+"""Healthy servers under production's workloads: engines, verdicts, the page."""

@@ -1,6 +1,6 @@
 """A real ``sglang.launch_server`` under concurrent HTTP load, armed, for some minutes.
 
-Clients send what clients send: prompts of all lengths, shared prefixes, streams that they read to
+Clients send as in production: prompts of all lengths, shared prefixes, streams that they read to
 the end or leave in the middle, several answers, logprobs, turns of a session, health checks. An
 operator pauses the server now and then, and flushes its cache.
 """
@@ -31,7 +31,7 @@ PATIENCE = 180.0  # seconds that a client waits for an answer
 
 
 class Load:
-    """The clients of one server. sent, ended: how many requests, by what they were."""
+    """The clients of one server. sent, ended: how many requests, by their kind."""
 
     def __init__(self, url: str, seconds: float, seed: int = 0) -> None:
         self.url = url

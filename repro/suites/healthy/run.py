@@ -20,7 +20,7 @@ from suites.healthy.workload import Group, Workload
 
 LEAK_STEPS = 4  # busy steps between two censuses
 TIMEOUT = 1800.0  # seconds of one run
-# What is logged when g4debug itself failed. A tracer that is off finds nothing.
+# The log line of a failure of g4debug itself. A tracer that is off finds nothing.
 FAILED = re.compile(
     r"g4debug: .*(?:This is a failure of g4debug|the page ledger is off|not armed|is blind"
     r"|judges nothing:).*"
@@ -32,7 +32,7 @@ Counts = dict[str, dict[str, int]]  # tracer -> what was checked -> how often
 
 @dataclass
 class Done:
-    """What came of one workload on one engine. problem: '' if it passed."""
+    """The result of one workload on one engine. problem: '' if it passed."""
 
     workload: Workload
     requests: int = 0
@@ -44,7 +44,7 @@ class Done:
 
 @dataclass
 class Ran:
-    """What came of one group. limits: what a tracer said that it does not judge on this engine."""
+    """The result of one group. limits: what each tracer does not judge on this engine."""
 
     group: Group
     done: list[Done] = field(default_factory=list)
@@ -152,7 +152,7 @@ def added(tallies: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def counts(records: Iterable[Mapping[str, Any]]) -> Counts:
-    """What each tracer has checked since its process was started, from its status."""
+    """Each tracer's counts of its checks since its process was started, from its status."""
     return {r["name"]: {c["what"]: int(c["count"]) for c in r["checked"]} for r in records}
 
 
@@ -176,7 +176,7 @@ def _note_limits(record: dict[str, Any], ran: Ran) -> None:
 
 
 def trouble(text: str, folder: Path) -> str:
-    """What nothing excuses in a log: a finding, or a failure of g4debug; '' if there is none."""
+    """A failure that nothing excuses: a finding, or g4debug's own failure; '' if none."""
     if any((folder / "dumps").glob("*.pt")):
         found = re.search(r"(g4debug: .*)\n +expected: ", text)
         return f"a finding: {found[1] if found else 'see the dump'}"
@@ -198,7 +198,7 @@ def refused(group: Group, outcome: Outcome) -> Ran:
 
 @dataclass
 class Served:
-    """What came of the server under load."""
+    """The result of the server under load."""
 
     minutes: float
     sent: dict[str, int] = field(default_factory=dict)

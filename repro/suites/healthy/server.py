@@ -1,4 +1,4 @@
-"""A child: what ``python -m sglang.launch_server`` does in 0.5.12.post1."""
+"""A child that does the same as ``python -m sglang.launch_server`` in 0.5.12.post1."""
 
 from __future__ import annotations
 

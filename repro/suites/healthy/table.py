@@ -13,7 +13,7 @@ from suites.healthy.run import LEAK_STEPS, Done, Ran, Served, added, checkers
 
 
 def block(ran: Ran) -> Block:
-    """What a terminal shows of a group."""
+    """The lines on a group for a terminal."""
     group = ran.group
     if group.refused:
         what = ran.problem or f"SGLang cannot run it here, as expected: {group.refused}"
@@ -92,7 +92,7 @@ def _result(found: list[tuple[Ran, Done]]) -> str:
 def _said(
     runs: Sequence[Ran], of: Callable[[Ran], Mapping[str, str]]
 ) -> dict[tuple[str, str], list[str]]:
-    """A tracer and what is said of it -> the engines on which that is so."""
+    """A tracer and a sentence about it -> the engines on which the sentence is true."""
     engines: dict[tuple[str, str], list[str]] = {}
     for ran in runs:
         for item in of(ran).items():

@@ -21,7 +21,7 @@ WORDS = (4, 512)  # the token ids of the toy model that are words
 
 
 class NotExercised(Exception):
-    """A workload did not do what its row in the table says, so it would prove nothing."""
+    """A workload did not do the actions in its row of the table, so it would prove nothing."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,8 @@ class Group:
     title: how the engine differs from others. engine: arguments of ``sgl.Engine``, beside the CPU
     engine's own. environ: environment variables of its processes. mtp: with FROZEN_KV_MTP.
     idle: tracers that have nothing to check on this engine, with the reason.
-    prepare: writes what the engine needs into a folder, and returns more engine arguments.
-    refused: what SGLang itself says, because it cannot run this engine here. Then no workload
+    prepare: writes files for the engine into a folder, and returns more engine arguments.
+    refused: SGLang's own message, because it cannot run this engine here. Then no workload
     runs, and the group passes if the log has this text.
     short: runs only where it is asked for by its name, as in a test.
     strict: SGLang's own check of its pools runs in every step. False, with a reason in ``why``,
@@ -129,7 +129,7 @@ class Client:
 
     @property
     def manager(self) -> Any:
-        """SGLang's TokenizerManager: what the HTTP endpoints call."""
+        """SGLang's TokenizerManager, which the HTTP endpoints call."""
         return self.engine.tokenizer_manager
 
     def tokens(self, count: int) -> list[int]:
@@ -223,7 +223,7 @@ class Client:
             raise NotExercised(f"{what}: {self.facts[what]}, expected at least {least}")
 
     def log(self) -> str:
-        """What the engine's processes have logged since this workload began."""
+        """The log of the engine's processes since this workload began."""
         return self._log.read_bytes()[self._begin :].decode(errors="replace")
 
 

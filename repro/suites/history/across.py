@@ -59,7 +59,7 @@ def asked(known: Mapping[str, Case]) -> dict[str, Case]:
 
 
 def answer(cells: Sequence[Cell]) -> Answer:
-    """What the runs of one case on one release say. cells: a run each, with its own seed."""
+    """The answer of one case's runs on one release. cells: a run each, with its own seed."""
     if not cells:
         return Answer(NOT_RUN)
     words = [_word(c) for c in cells]
@@ -85,7 +85,7 @@ def _word(cell: Cell) -> str:
 
 
 def answers(known: Mapping[str, Case], cells: Iterable[Cell]) -> dict[str, dict[str, Answer]]:
-    """case -> release -> what its runs say; empty if there was none."""
+    """case -> release -> the answer of its runs; empty if there were no runs."""
     bare = [c for c in cells if c.tool == NOTHING]
     found = {
         name: {
@@ -98,7 +98,7 @@ def answers(known: Mapping[str, Case], cells: Iterable[Cell]) -> dict[str, dict[
 
 
 def reasons(found: Mapping[str, Mapping[str, Answer]]) -> dict[str, list[str]]:
-    """What else ended a run, in a line -> the cases in which it did, and the releases."""
+    """Another reason why runs ended, in a line -> the cases and releases in which it did."""
     said: dict[str, list[str]] = {}
     for name, row in found.items():
         for release, one in row.items():

@@ -32,7 +32,7 @@ REPRO = Path(__file__).resolve().parents[2]
 ROOT = REPRO.parent
 # The suite's module had another name when the first cells were kept.
 TRUTH_FAILED = re.compile(r"\A[\w.]*GroundTruthError: ")
-# What the flight recorder keeps when SGLang dies by itself. It accuses nobody.
+# The flight recorder's dump when SGLang dies by itself. It accuses nobody.
 NO_ALARM = {name for name, kind in KINDS["flight-recorder"].items() if kind.died}
 NO_ALARM |= {"sigterm", "crash"}  # what older dumps call them
 _REFUSED = re.compile(
@@ -57,7 +57,7 @@ _DIED = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Trap\w*|Interrupt)\b.*)
 
 @dataclass
 class Cell:
-    """What came of it.
+    """One run of a case, and its result.
 
     grade: one of ``grades.py``. after: steps from the first trigger to the alarm, or to the
     end if there was none. said: what the tool said, or why the process died, in one line. wrong:
@@ -157,7 +157,7 @@ def run(cell: Cell, folder: Path, right: Mapping[str, Any]) -> Cell:
 
 
 def environment(cell: Cell, folder: Path) -> dict[str, str]:
-    """What the cell's processes get: the case's and the tool's switches, and the ground truth."""
+    """Variables for the cell's processes: the switches of case and tool, the ground truth."""
     case = case_of(cell.case)
     side = arm_of(case, cell.arm)
     dist = folder / "plugin" / "g4debug_history-0.dist-info"
@@ -187,7 +187,7 @@ def environment(cell: Cell, folder: Path) -> dict[str, str]:
 def judge(
     cell: Cell, case: Case, tool: Tool, ran: Outcome, folder: Path, right: Mapping[str, Any]
 ) -> Cell:
-    """``cell`` with what came of its run. folder: has its log, its dumps and its counts. right: the
+    """``cell`` with its run's result. folder: has its log, its dumps and its counts. right: the
     right answers, if they are known. A run that proves nothing has ended as SPOILED."""
     text = ran.text
     truth = counter.read(folder)
@@ -221,7 +221,7 @@ def _proves_nothing(cell: Cell, case: Case, tool: Tool, text: str) -> str:
     first = _ENDED.search(text)
     if first is None or not _SPOILED.match(first[0]):
         return ""
-    # On another release a workload may come to nothing, and that is what is asked.
+    # On another release a workload may come to nothing, and the run is to tell just that.
     if cell.arm not in ARMS and NOT_EXERCISED in first[0]:
         return ""
     return first[0].strip()

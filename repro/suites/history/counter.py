@@ -38,7 +38,7 @@ class Counts:
 
 
 class GroundTruthError(Exception):
-    """A ground truth cannot look at this SGLang: what it wraps or reads there is not there."""
+    """A ground truth cannot look at this SGLang: a function or field that it uses is missing."""
 
     def __init__(self, error: Exception) -> None:
         text = re.sub(r" \(/.*\)", "", str(error))  # where a module lies on this machine
@@ -90,7 +90,7 @@ def swa_allocator() -> Any:
 
 
 def around(owner: Any, name: str) -> Callable[[Look], Look]:
-    """A decorator: ``look(*args)`` runs before a call. What it may return sees the result."""
+    """A decorator: ``look(*args)`` runs before a call. It may return a function of the result."""
 
     def put(look: Look) -> Look:
         original = getattr(owner, name)
@@ -110,7 +110,7 @@ def around(owner: Any, name: str) -> Callable[[Look], Look]:
 
 
 def _asked(look: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """What ``look`` says. Raises GroundTruthError if it fails, which is no fault of SGLang's."""
+    """Call ``look``. Raises GroundTruthError if it fails, which is no fault of SGLang's."""
     try:
         return look(*args, **kwargs)
     except Exception as e:

@@ -17,7 +17,7 @@ from packaging.version import Version
 
 from suites.history.case import Arm, Case
 
-# The first release of those in the suite whose trtllm_mha computes prompts on an sm90 GPU, too.
+# The suite's first release in which trtllm_mha computes prompts on an sm90 GPU, too.
 PREFILL_ON_SM90 = Version("0.5.23")
 PATIENCE = 2.5  # times as long as on a CPU: kernels are compiled at their first use
 _turn = itertools.count()

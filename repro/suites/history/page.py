@@ -48,7 +48,7 @@ def write(
 
 
 def _first(found: Sequence[Row]) -> dict[str, Any]:
-    """row -> tool -> what it said when it ran for the first time, and the commit of that run."""
+    """row -> tool -> the tool's entry from its first run, and the commit of that run."""
     kept: dict[str, Any] = json.loads(FIRST.read_text()) if FIRST.is_file() else {}
     commit = _commit()
     for name, said in table.as_json(found).items():
@@ -76,8 +76,8 @@ def markdown(
     reported: Collection[str] = (),
     releases: Mapping[str, Mapping[str, Answer]] = MappingProxyType({}),
 ) -> str:
-    """reported: the cases of which there is the page of a finding. releases: case -> release ->
-    whether that one has the bug, from ``across.answers``; empty if nothing of it was run."""
+    """reported: the cases that have a page with a finding. releases: case -> release -> whether
+    that release has the bug, from ``across.answers``; empty if no release was run."""
     ran = [r for r in found if r.ran]
     tools = table.columns(found)
     return fill(
@@ -120,7 +120,7 @@ def _totals(
 
 
 def _on_gpus(ran: Sequence[Row], tools: Sequence[str]) -> list[str]:
-    """What of the table ran on a GPU."""
+    """The columns and cases of the table that ran on a GPU, in words."""
     needs = [TOOLS[t].title for t in tools if TOOLS[t].gpu]
     numbers = [str(r.case.number) for r in ran if r.case.gpu]
     what = [f"the columns *{'* and *'.join(needs)}*"] * bool(needs)
@@ -128,7 +128,7 @@ def _on_gpus(ran: Sequence[Row], tools: Sequence[str]) -> list[str]:
 
 
 def _not_run(found: Sequence[Row], tools: Sequence[str]) -> list[str]:
-    """What needs a GPU and did not run on one, so that nobody takes it for a miss."""
+    """The tools and cases that did not run, for want of a GPU: nobody may take it for a miss."""
     missing = [f"the tool {t.title}: it {t.gpu}" for i, t in TOOLS.items()
                if t.gpu and i not in tools]  # fmt: skip
     return missing + [f"case {r.case.number}, {r.name}: {r.case.gpu}"
@@ -136,7 +136,7 @@ def _not_run(found: Sequence[Row], tools: Sequence[str]) -> list[str]:
 
 
 def _arm(case: Case, arm: Arm) -> str:
-    """Which release it is, and with what."""
+    """The arm's release, with our fix, the fault and the switches in it."""
     more = [f"our fix {', '.join(arm.fixes)}"] if arm.fixes else []
     more += [f"put back by `{arm.faults}`"] if arm.faults else []
     environ = {**case.environ, **arm.environ}

@@ -66,7 +66,7 @@ def svg(found: Sequence[Row]) -> str:
 
 
 def _lines(title: str) -> list[str]:
-    """A column's title, above it: who it is of, and which setting, as wide as the column."""
+    """The title above a column: the tool's name, and its setting, as wide as the column."""
     whose, _, setting = title.partition(", ")
     return [whose, *textwrap.wrap(setting, 16)]
 

@@ -36,7 +36,7 @@ def register() -> None:
 
 
 def install(truth: str, counter: Counter) -> None:
-    """Count the scheduler's batches, and let the case's truth wrap what it looks at."""
+    """Count the scheduler's batches, and let the case's truth wrap SGLang's functions."""
     from sglang.srt.managers.scheduler import Scheduler
 
     around(Scheduler, "run_batch")(lambda *args, **kwargs: counter.step())

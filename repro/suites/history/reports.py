@@ -12,15 +12,15 @@ from g4debug.reporters import html
 from suites.history.case import Case
 from suites.history.cell import BUGGY
 
-OURS = ("g4debug", "g4debug-best")  # whose finding is shown, the first one that has one
+OURS = ("g4debug", "g4debug-best")  # the finding of the first one that has any is shown
 RECORDS = "flight-recorder"  # it records a crash, and finds nothing
 
 
 def write(known: Mapping[str, Case], results: Path, folder: Path) -> dict[str, Path]:
-    """name -> its page in ``folder``, of each case of which ``results`` has a finding of ours.
+    """name -> its page in ``folder``, for each case for which ``results`` has a finding of ours.
 
-    A page of a case of which there is none any more is removed. One of a case that was not run this
-    time stays.
+    If a case has no finding any more, its page is removed. If a case was not run this time, its
+    page stays.
     """
     folder.mkdir(exist_ok=True)
     pages = {}

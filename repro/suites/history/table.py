@@ -1,4 +1,4 @@
-"""From cells to rows: what each tool said of each case, in numbers."""
+"""Turns cells into rows: the results of each tool on each case, in numbers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from suites.history.tools import NOTHING, TOOLS, device_of
 
 @dataclass
 class Entry:
-    """What one tool said of one case, over the seeds.
+    """The results of one tool on one case, over the seeds.
 
     grade: the commonest. alarms: seeds in which it told, of the ``seeds`` that triggered the bug,
     or would have done so, had the tool not stopped it. late: how many it told too late. after:
@@ -65,7 +65,7 @@ class Entry:
 
     @property
     def without(self) -> str:
-        """What it said where the bug is not: nothing, if all is well."""
+        """How often the tool stayed silent, or raised a false alarm, where the bug is not."""
         if self.grade == grades.NA or not self.healthy:
             return "–"
         if self.false:
@@ -231,7 +231,7 @@ def rounding(case: Case, cells: Sequence[Cell]) -> int:
 
 
 def seen(bare: Sequence[Cell], without: int = 0, sound: str = "") -> str:
-    """What a user sees without any tool, in a few words.
+    """The symptom that a user sees without any tool, in a few words.
 
     without: so many answers differ without the bug, too, in the release ``sound``.
     """
@@ -287,7 +287,7 @@ def columns(found: Sequence[Row]) -> list[str]:
 
 
 def blocks(found: Sequence[Row]) -> list[Block]:
-    """What a terminal shows of each row that ran."""
+    """The lines on each row that ran, for a terminal."""
     return [
         Block(
             f"{row.case.number} {row.name}",
@@ -307,7 +307,7 @@ def blocks(found: Sequence[Row]) -> list[Block]:
 
 
 def as_json(found: Sequence[Row]) -> dict[str, dict[str, dict[str, Any]]]:
-    """row -> tool -> what it said, of those that ran."""
+    """row -> tool -> the tool's entry, for rows and tools that ran."""
     return {
         row.name: {
             tool: {"words": entry.words, **asdict(entry)}

@@ -19,7 +19,7 @@ from suites.history.case import CPU, CUDA, Case
 NOTHING: Final = "nothing"
 BUSY: Final = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1"}
 DEBUG: Final = {"SGLANG_TRTLLM_MHA_DEBUG": "1", "G4DEBUG_MODE": "raise"}
-# What SGLang's own checks say when they raise. Each release has some of them. A check that is a
+# SGLang's own checks raise with these messages. Each release has some of them. A check that is a
 # tool of its own is known by its own words: the default ones run beside it, and have a column.
 TREE_SAYS: Final = (r"in sanity_check\b",)
 SGLANG_SAYS: Final = (
@@ -37,7 +37,7 @@ SGLANG_SAYS: Final = (
 STRICT_SAYS: Final = (r"invariant-check (?:FAILED )?\[[^{\n][^\n]*",)
 
 
-# What compute-sanitizer says of an access; its last line, the number of errors, is no alarm.
+# compute-sanitizer's line on an access; its last line, the number of errors, is no alarm.
 SANITIZER_SAYS: Final = (
     r"========= (?:Invalid|Misaligned|Out-of-range) [^\n]*",
     r"========= Warp assert[^\n]*",  # an assertion of a kernel's own, with the way to its launch
@@ -86,7 +86,7 @@ class Tool:
         return ""
 
     def alarm(self, log: str) -> str:
-        """What it said in the log, '' if nothing."""
+        """The tool's alarm in the log, '' if there is none."""
         for pattern in self.says:
             found = re.search(pattern, log)
             if found:
@@ -104,10 +104,10 @@ def _best() -> dict[str, str]:
 
 
 def _best_engine(release: str, mtp: bool) -> dict[str, Any]:
-    """What page-table's own line at start asks for, where it could only check ranges otherwise.
+    """The engine's arguments with which page-table can check more than ranges.
 
-    Before 0.5.14 FROZEN_KV_MTP runs without overlap scheduling anyhow, and later releases have
-    the fences that page-table needs.
+    Before 0.5.14 its line at start asks for them, except with FROZEN_KV_MTP, which runs without
+    overlap scheduling anyhow. Later releases have the fences that page-table needs.
     """
     if Version(release) < Version("0.5.14") and not mtp:
         return {"disable_overlap_schedule": True}
@@ -174,5 +174,5 @@ TOOLS: Final = {
 
 
 def device_of(case: Case, tool: str) -> str:
-    """The device from which the table takes what a tool says of a case: "cpu" or "cuda"."""
+    """The device from which the table takes a tool's result on a case: "cpu" or "cuda"."""
     return CUDA if case.gpu or TOOLS[tool].gpu else CPU

@@ -1,4 +1,4 @@
-"""What ``make matrix`` prints for each fault, and the table that it writes into docs/."""
+"""The lines that ``make matrix`` prints for each fault, and its table for docs/."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def entry(row: Row, tracer: str) -> str:
 
 
 def block(row: Row, place: str = "") -> Block:
-    """What a terminal shows of a row; the table is too wide for one."""
+    """The lines on a row for a terminal; the table is too wide for one."""
     what = f"{row.verdict} Without tracers a user sees: {row.seen}."
     return Block(row.name, row.good, what, title=place)
 

@@ -90,7 +90,7 @@ def _draft_input(device: torch.device) -> Any:
 def _step(
     tracer: SpecLifecycleV1, batch: Any, device: torch.device, injection: Injection | None
 ) -> TrapError | None:
-    """One decode step: the hand-overs, and what SGLang's worker does to the batch in between."""
+    """One decode step: the hand-overs, and the changes by SGLang's worker in between."""
     worker = SimpleNamespace(topk=1, speculative_num_steps=STEPS)
     n, tokens = len(LENGTHS), sum(ACCEPTED)
     try:

@@ -1,4 +1,4 @@
-"""Follows what SGLang counts for each request in a speculative step.
+"""Follows SGLang's counters of each request in a speculative step.
 
 :class:`Counting` follows the counters on the host, :class:`DeviceLengths` the lengths on the
 device.
@@ -21,7 +21,7 @@ class Counting:
 
     def __init__(self) -> None:
         self._before: tuple[Counts, list[int]] | None = None  # before the verify
-        self._rids: list[str] = []  # the requests whose output was not sent yet
+        self._rids: list[str] = []  # the requests with output that was not sent yet
         self._after: Counts = []  # after the verify
 
     def begin(self, batch: Any) -> None:
@@ -40,7 +40,7 @@ class Counting:
     def check_verify(
         self, worker: Any, batch: Any, correct: list[int], live: list[int]
     ) -> Violation | None:
-        """All counters must have gone forward by what was accepted. ``live``: rows that go on."""
+        """All counters must have gone forward by the accepted tokens. live: rows that go on."""
         assert self._before is not None
         before, lens = self._before
         after, lens_after = _counts(batch.reqs), batch.seq_lens_cpu.tolist()
@@ -94,10 +94,10 @@ def _columns(counts: Counts) -> list[list[int]]:
 class DeviceLengths:
     """Compares ``batch.seq_lens`` on the device with the host's copy, without waiting for it.
 
-    What is compared is what the draft begins with. A copy to pinned memory is started while the
-    target's forward runs, because then it costs the step nothing; until then nobody changes the
-    lengths. It is looked at after the verify, which has waited for the same stream anyway. On a CPU
-    the two are compared at once.
+    Compares the lengths with which the draft begins. The copy to pinned memory is started while
+    the target's forward runs, because then it costs the step nothing. Nobody changes the lengths
+    until then. The copy is read after the verify, which has waited for the same stream anyway. On a
+    CPU the two are compared at once.
     """
 
     def __init__(self) -> None:
@@ -114,7 +114,7 @@ class DeviceLengths:
         return None
 
     def start(self) -> None:
-        """The target's forward runs now: start the copy of what the last draft began with."""
+        """The target's forward runs now: start to copy the last draft's lengths."""
         if self._begun is None:
             return
         (seq_lens, expected), self._begun = self._begun, None

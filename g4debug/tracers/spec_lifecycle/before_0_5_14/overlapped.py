@@ -1,15 +1,15 @@
 """spec-lifecycle for FROZEN_KV_MTP on 0.5.12.post1's v2, which the path frozen-kv-mtp-v2 brings.
 
-What must hold is what today's tracer says of the releases that have a v2 worker of their own. Three
+The rules are the ones that today's tracer checks on releases with a v2 worker of their own. Three
 things are different here:
 
 * SGLang's FutureMap is a ring. Each step gets rows of its own in it, and the next step reads them
   by ``future_indices``. Nothing is published apart from that.
 * ``prepare_for_decode`` adds 1 to ``kv_committed_len`` in advance, and the processing of the
-  result takes it back. So what is committed is what SGLang says, less one for each step of the
-  request that is under way (:class:`Claims`).
+  result takes it back. So the number of committed tokens is SGLang's, less one for each step of
+  the request that is under way (:class:`Claims`).
 * ``seq_lens_cpu`` is a bound, because nobody waits for the lengths. The device's lengths must not
-  be above it, and must be what is committed.
+  be above it, and must equal the number of committed tokens.
 
 A server decides for v1 or v2 when its scheduler is made. :func:`install` follows both, and only
 the one that serves judges.
@@ -67,7 +67,7 @@ class Claims:
             self._claims.pop(request, None)
 
     def books(self, requests: Sequence[Any]) -> list[int]:
-        """How many tokens of each request are committed, without what is claimed in advance."""
+        """Each request's committed tokens, without those that SGLang counted in advance."""
         claimed = req_kv.column(requests, req_kv.COMMITTED)
         return [n - self._claims.get(r, 0) for n, r in zip(claimed, requests, strict=True)]
 
@@ -139,7 +139,7 @@ class SpecLifecycleOverlapped(SpecLifecycle):
             ("batch.filter", self.batches.before_filter, self.batches.after_filter),
         )
 
-    # What a step reads from the step before.
+    # The values that a step reads from the step before.
 
     def before_read(self, future_map: Any, batch: Any) -> None:
         self._now, self._reads = None, []
@@ -223,7 +223,7 @@ class SpecLifecycleOverlapped(SpecLifecycle):
             or self.custody.made_by_forward(result.logits_output.hidden_states),
         )
         if self.judging:
-            # What is handed on may be less for a request that has filled the context and so ended.
+            # The new length may be smaller for a request that has filled the context and so ended.
             # The next step's lengths are compared with the books.
             step.copies.start(NEW_LENS, result.next_draft_input.new_seq_lens)
         self.log.note("verify", VERIFY, state_of(batch.spec_info), requests)
@@ -251,7 +251,7 @@ class SpecLifecycleOverlapped(SpecLifecycle):
         self.log.note("end", before, state_of(spec), len(step.requests))
         return result
 
-    # What it leaves for the next one.
+    # The values that it leaves for the next step.
 
     def before_store(self, future_map: Any, future_indices: Any, result: Any) -> None:
         step = self._now
@@ -348,7 +348,7 @@ class SpecLifecycleOverlapped(SpecLifecycle):
 
 
 class BoundedStep(PendingStep):
-    """A step whose lengths on the host are bounds of those on the device."""
+    """A step for which the host has only upper bounds of the lengths on the device."""
 
     def _check_inputs(
         self,
@@ -365,7 +365,7 @@ class BoundedStep(PendingStep):
 
 
 class Gate:
-    """A tracer's context whose hooks do nothing while it is shut."""
+    """A tracer's context. The hooks that it sets do nothing while it is shut."""
 
     def __init__(self, context: Context) -> None:
         self._context = context

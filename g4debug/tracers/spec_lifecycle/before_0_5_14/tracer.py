@@ -259,7 +259,7 @@ class SpecLifecycleV1:
         return result
 
     def before_stream_output(self, streamer: Any, reqs: Any, *args: Any, **kwargs: Any) -> None:
-        """Check before the tokens leave: nobody may get what was counted twice."""
+        """Check before the tokens leave: nobody may get tokens that were counted twice."""
         violation = self.counting.check_since(reqs)
         self.counting.sent()
         if violation is not None:
@@ -288,7 +288,7 @@ def _check_extend_input(spec: Any, accepted: list[int]) -> Violation | None:
     )
 
 
-# What is off: docs/tracers.md says what today's tracer compares.
+# The limits of this tracer: docs/tracers.md says what today's tracer compares.
 NOT_BY_VALUE = (
     "what a step hands on is checked by shapes, counts and lengths, not by its values",
     "its values are followed from SGLang 0.5.15 on",

@@ -1,4 +1,4 @@
-"""The workloads of ``repro/healthy.py``, group by group: what a healthy server is asked to do.
+"""The workloads of ``repro/healthy.py`` for healthy servers, group by group.
 
 A module here holds workloads that belong together, in ``GROUPS``. The workloads of a group run one
 after the other on the same engine.

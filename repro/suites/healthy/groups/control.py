@@ -1,4 +1,4 @@
-"""What an operator does to a running server: pause, flush, new weights, memory given back."""
+"""An operator's actions on a running server: pause, flush, new weights, memory given back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How requests end, and what else one can ask of a single request."""
+"""The ways in which requests end, and other options of a single request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pools that are too small for what runs, and schedulers that interrupt requests."""
+"""Pools that are too small for the load, and schedulers that interrupt requests."""
 
 from __future__ import annotations
 

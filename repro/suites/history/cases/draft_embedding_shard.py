@@ -1,4 +1,4 @@
-"""Two tensor-parallel ranks draft with the target's embedding, of which each has only its rows.
+"""Two tensor-parallel ranks draft with the target's embedding, but each has only its own rows.
 
 Found by this project on two GPUs; no thread is known. A user meets it with ``--tp-size 2`` and
 FROZEN_KV_MTP on a text-only checkpoint, and any prompt.

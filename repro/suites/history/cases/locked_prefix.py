@@ -1,9 +1,9 @@
 """A cached prefix loses its full pages while a request reads them, and its answer is wrong.
 
 The thread's users run coding agents: many conversations that start with the same system prompt,
-turn after turn, on a server whose sliding-window pool is nearly full. Here one agent writes a long
-answer. Meanwhile strangers come with prompts of their own, and now and then another agent comes
-with the system prompt.
+turn after turn, on a server with a sliding-window pool that is nearly full. Here one agent writes a
+long answer. Meanwhile strangers come with prompts of their own, and now and then another agent
+comes with the system prompt.
 """
 
 from __future__ import annotations

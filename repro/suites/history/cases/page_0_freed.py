@@ -1,4 +1,4 @@
-"""The prefix cache evicts pages of which one has no SWA page, and the reserved page 0 is freed.
+"""The prefix cache evicts pages, one without a SWA page, and so frees the reserved page 0.
 
 In the thread an external cache put such pages into the tree. No CPU can run one, so
 ``put_back/page_0_freed.py`` takes the SWA page of one page away, once, just before an eviction. The

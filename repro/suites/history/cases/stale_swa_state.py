@@ -1,4 +1,4 @@
-"""The draft's trtllm_mha backend takes its dummy pool for what it reads, and sees no SWA pool.
+"""The draft's trtllm_mha backend believes that it reads its dummy pool, and sees no SWA pool.
 
 The thread's server died of an illegal memory access with FROZEN_KV_MTP on a hybrid model under
 load. Here the SWA pool has half as many pages as the full one, and the prefix cache keeps more

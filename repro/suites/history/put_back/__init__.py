@@ -1,1 +1,1 @@
-"""What brings a bug back that the release does not have: one module for each such case."""
+"""Modules that bring back a bug which the release does not have, one for each such case."""

@@ -1,7 +1,7 @@
 """Put back: once, a page that the prefix cache evicts has no SWA page any more.
 
 Its SWA page is given back by SGLang's own ``free_swa``, just before the eviction. So the books are
-right until the eviction itself, and what it does wrong then is upstream's bug alone.
+right until the eviction itself, and its error is upstream's bug alone.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Put back: the tokens on the last, partly filled page of a free are freed in a call of their own.
 
-Half of that page's tokens go with the pages before it, and the other half follow. That is what a
-caller may do by the allocator's contract, and what HiCache's callers did in upstream's #27789.
+Half of that page's tokens go with the pages before it, and the other half follow. A caller
+may do that by the allocator's contract, and HiCache's callers did it in upstream's #27789.
 """
 
 from __future__ import annotations

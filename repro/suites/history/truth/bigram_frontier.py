@@ -3,8 +3,8 @@
 The situation: speculative decoding, and a prompt that fills its last page is put into the prefix
 cache, behind the window of which SWA pages are given back first. The upstream fix (#34870; 0.5.18,
 ``UnifiedRadixCache.cache_unfinished_req``) measures the key and not the prompt there. Without it
-the cache cannot find what it has just inserted, takes it for a duplicate at the next insert, and
-frees pages that it owns.
+the cache cannot find its newest insert, takes it for a duplicate at the next one, and frees pages
+that it owns.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 The situation: in a free group, full positions give their SWA half back, and later in the same group
 they are mapped to new SWA positions. The upstream fix (#36381; 0.5.21,
-``SWATokenToKVPoolAllocator.free_swa``) looks up what is freed when it is handed in. Without it that
-is looked up at the end of the group: the new positions are freed, the mapping becomes 0, and the
-old ones are lost.
+``SWATokenToKVPoolAllocator.free_swa``) looks up the SWA positions when ``free_swa`` is called.
+Without the fix they are looked up at the end of the group: the new positions are freed, the mapping
+becomes 0, and the old positions are lost.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from suites.history.counter import Counter, around, swa_allocator
 def install(counter: Counter) -> None:
     allocator_class = swa_allocator()
     group: list[bool] = []  # one entry while a group is open
-    given: set[int] = set()  # full positions whose SWA half was given back in this group
+    given: set[int] = set()  # full positions that gave their SWA half back in this group
     remapped: dict[int, int] = {}  # full position -> its new SWA position
 
     @around(allocator_class, "free_group_begin")

@@ -1,7 +1,7 @@
 """Counts the uses of a HybridAttnBackend while it shows another KV pool than its runner's.
 
 The draft shows the target's pool by setting ``token_to_kv_pool`` of its backend for a while
-(``frozen_kv_mtp_utils.py``). What computes is one of the two backends inside (``_select_backend``).
+(``frozen_kv_mtp_utils.py``). One of the two backends inside computes (``_select_backend``).
 It has to have that pool, too. There is no upstream fix: the bug is in 0.5.23.
 """
 

@@ -1,9 +1,9 @@
 """Counts the locked pages of a cached prefix that an insert gives back.
 
 The situation: a request's tokens are inserted over a node of the prefix cache that has lost its
-SWA half (a tombstone), that running requests have locked, and whose SWA half the newcomer still
-has. The upstream fix (#29352; 0.5.15, ``SWARadixCache._insert_helper``) asks ``full_lock_ref``
-there and keeps the node's full pages. Without it, they are freed.
+SWA half (a tombstone) and that running requests have locked. The newcomer still has a SWA half for
+these tokens. The upstream fix (#29352; 0.5.15, ``SWARadixCache._insert_helper``) asks
+``full_lock_ref`` there and keeps the node's full pages. Without it, they are freed.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Counts the decode steps of sliding layers on triton behind the window, and those a key short.
 
-The model's window has 128 keys, the token's own among them. What a layer of SGLang is told as its
-``sliding_window_size`` is one less, but before 0.5.14 it is not, so it is no measure. The closed
-pull request #32087 adds the missing key in ``update_sliding_window_buffer`` (0.5.23,
-``triton_backend.py:2845``). What is counted here is the list that the kernel is given.
+The model's window has 128 keys, the token's own among them. From 0.5.14 on a layer's
+``sliding_window_size`` is one less, and before it is not, so it is no measure. The closed pull
+request #32087 adds the missing key in ``update_sliding_window_buffer`` (0.5.23,
+``triton_backend.py:2845``). This counts the keys in the list that the kernel is given.
 """
 
 from __future__ import annotations

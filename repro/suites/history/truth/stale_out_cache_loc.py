@@ -1,4 +1,6 @@
-"""Counts the eager drafts of FROZEN_KV_MTP, and those whose batch has an earlier step's places.
+"""Counts the eager drafts of FROZEN_KV_MTP, and those that still have an earlier step's places.
+
+An earlier step's places are told by their number, which is not the batch's.
 
 The upstream fix (#29616; 0.5.15.post1, ``FrozenKVMTPDraftWorker.draft``) sets ``out_cache_loc`` to
 None, because this draft never writes KV.

@@ -1,8 +1,8 @@
-"""Counts the page tables that the draft's sliding layers get, and those of the full pool.
+"""Counts the page tables that the draft's sliding layers get, and the wrong ones among them.
 
 The upstream fix (#26966; 0.5.23, ``TRTLLMHAAttnBackend._resolve_swa_kv_pool``) asks the allocator
 which pool FROZEN_KV_MTP's draft really reads. Without it the backend has no SWA page table, and
-``_get_layer_page_table`` gives every layer that of the full pool.
+``_get_layer_page_table`` gives every layer the table of the full pool.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Counts the pages of a decode step's window whose SWA half is cleared between launch and read.
+"""Counts pages in a decode step's window that lose their SWA half between launch and read.
 
 The situation: the result of a prefill is processed while a later batch is in flight, and the prefix
 cache re-points the mapping from full to SWA positions. The upstream fix (#31687; 0.5.18,
@@ -16,14 +16,14 @@ from typing import Any
 
 from suites.history.counter import Counter, around
 
-IN_FLIGHT = 8  # launches whose tables are kept, longer than their forwards run
+IN_FLIGHT = 8  # so many launches' tables are kept, longer than their forwards run
 
 
 @dataclass
 class Step:
     """A decode step. cleared: the pages of each row, on the host once the event is over.
 
-    ended: the rows whose request the last result has ended, None until that is processed.
+    ended: the rows of requests that the last result has ended, None until that is processed.
     """
 
     requests: list[Any]

@@ -16,7 +16,7 @@ from suites.history.counter import Counter, around
 def install(counter: Counter) -> None:
     from sglang.srt.managers.scheduler import Scheduler
 
-    ends: dict[str, int] = {}  # request whose prompt is not done -> tokens that have pages
+    ends: dict[str, int] = {}  # request with a prompt that is not done -> tokens that have pages
 
     @around(Scheduler, "run_batch")
     def run_batch(_scheduler: Any, batch: Any, *_: Any, **__: Any) -> None:

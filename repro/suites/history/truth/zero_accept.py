@@ -1,7 +1,7 @@
-"""Counts the prefills that are merged into a batch whose requests have all finished.
+"""Counts the prefills that are merged into a batch in which all requests have finished.
 
 The upstream fix (0.5.13, ``FrozenKVMTPWorker._draft_preprocess_idle``) puts an idle draft input on
-such a batch. Without it the verify input stays, which cannot be merged.
+such a batch. Without it the batch keeps its verify input, which cannot be merged.
 """
 
 from __future__ import annotations
