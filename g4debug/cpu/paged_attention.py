@@ -114,10 +114,8 @@ def attend(
     out_dtype: torch.dtype | None,
     out: torch.Tensor | None,
 ) -> torch.Tensor:
-    k_cache, v_cache = kv_cache
-    num_pages, kv_heads, page, _ = k_cache.shape
-    group = query.shape[1] // kv_heads
-    shape = (*query.shape[:2], v_cache.shape[-1])
+    num_pages, _, page, _ = kv_cache[0].shape
+    shape = (*query.shape[:2], kv_cache[1].shape[-1])
     if out is None:
         out = torch.zeros(shape, dtype=out_dtype or query.dtype, device=query.device)
     elif tuple(out.shape) != shape or out_dtype not in (None, out.dtype):
@@ -140,18 +138,39 @@ def attend(
             column, value = bad
             fault.record(fault.DeviceFault(kernel, b, column, value, num_pages, window_left))
             continue
-        pages = table[b][columns.start : columns.stop]
-        first = columns.start * page
-        keys = _gather(k_cache, pages, tokens - first)
-        values = _gather(v_cache, pages, tokens - first)
-        q = query[begin:end].float().view(queries, kv_heads, group, -1).permute(1, 2, 0, 3)
-        scores = (q @ keys.mT.unsqueeze(1)).mul_(bmm1_scale)  # [kv_heads, group, queries, keys]
-        hidden = _hidden(tokens, queries, first, window_left)
-        if hidden is not None:
-            scores.masked_fill_(hidden, float("-inf"))
-        o = (scores.softmax(-1) @ values.unsqueeze(1)).mul_(bmm2_scale)
-        out[begin:end] = o.permute(2, 0, 1, 3).flatten(1, 2).to(out.dtype)
+        attend_row(
+            out[begin:end], query[begin:end], kv_cache, table[b][columns.start : columns.stop],
+            columns.start * page, tokens, bmm1_scale, bmm2_scale, window_left,
+        )  # fmt: skip
     return out
+
+
+def attend_row(
+    out: torch.Tensor,
+    query: torch.Tensor,
+    kv_cache: tuple[torch.Tensor, torch.Tensor],
+    pages: list[int],
+    first: int,
+    tokens: int,
+    bmm1_scale: float,
+    bmm2_scale: float,
+    window_left: int,
+) -> None:
+    """Attend for one request. out, query: [queries, heads, dim]. first: the position of the first
+    key, which begins ``pages``. tokens: the length of the sequence.
+    """
+    k_cache, v_cache = kv_cache
+    queries, kv_heads = len(query), k_cache.shape[1]
+    group = query.shape[1] // kv_heads
+    keys = _gather(k_cache, pages, tokens - first)
+    values = _gather(v_cache, pages, tokens - first)
+    q = query.float().view(queries, kv_heads, group, -1).permute(1, 2, 0, 3)
+    scores = (q @ keys.mT.unsqueeze(1)).mul_(bmm1_scale)  # [kv_heads, group, queries, keys]
+    hidden = _hidden(tokens, queries, first, window_left)
+    if hidden is not None:
+        scores.masked_fill_(hidden, float("-inf"))
+    o = (scores.softmax(-1) @ values.unsqueeze(1)).mul_(bmm2_scale)
+    out.copy_(o.permute(2, 0, 1, 3).flatten(1, 2))
 
 
 def first_bad(row: list[int], columns: range, num_pages: int) -> tuple[int, int] | None:

@@ -13,41 +13,13 @@ from typing import Any
 
 import torch
 
-from g4debug.cpu import fault, paged_attention
+from g4debug.cpu import paged_attention
 
 CONTENT = frozenset({"kv-integrity"})
 
 
-def attend(
-    kernel: str,
-    query: torch.Tensor,
-    kv_cache: tuple[torch.Tensor, torch.Tensor],
-    block_tables: torch.Tensor,
-    seq_lens: torch.Tensor,
-    starts: list[int],
-    bmm1_scale: float,
-    bmm2_scale: float,
-    window_left: int,
-    out_dtype: torch.dtype | None,
-    out: torch.Tensor | None,
-) -> torch.Tensor:
-    """In place of ``paged_attention.attend``: the same faults, and zeros."""
-    num_pages, _, page, _ = kv_cache[0].shape
-    if out is None:
-        shape = (*query.shape[:2], kv_cache[1].shape[-1])
-        out = torch.zeros(shape, dtype=out_dtype or query.dtype)
-    else:
-        out.zero_()
-    table = block_tables.tolist()
-    for row, tokens in enumerate(seq_lens.tolist()):
-        queries = starts[row + 1] - starts[row]
-        if queries <= 0 or tokens <= 0:
-            continue
-        columns = paged_attention.live_columns(tokens, queries, page, window_left)
-        bad = paged_attention.first_bad(table[row], columns, num_pages)
-        if bad is not None:
-            fault.record(fault.DeviceFault(kernel, row, *bad, num_pages, window_left))
-    return out
+def attend_row(*args: Any, **kwargs: Any) -> None:
+    """In place of ``paged_attention.attend_row``. Faults are looked for before, and out is zero."""
 
 
 def attention(
@@ -75,4 +47,4 @@ def install() -> None:
     model = importlib.import_module("sglang.srt.models.gemma4_causal")
     model.Gemma4Attention.forward = attention
     model.Gemma4MLP.forward = mlp
-    paged_attention.attend = attend
+    paged_attention.attend_row = attend_row

@@ -35,11 +35,13 @@ def test_the_same_faults_at_the_same_cells(
     query = torch.randn(starts[-1], 2 * HEADS, DIM)
     lens = torch.tensor([max(n, queries) if n else 0 for n in lengths])
     found: list[list[Any]] = []
-    for attend in (paged_attention.attend, pages_only.attend):
+    for attend_row in (paged_attention.attend_row, pages_only.attend_row):
         seen: list[Any] = []
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(fault, "record", seen.append)
-            out = attend("kernel", query, cache, table, lens, starts, 1.0, 1.0, window, None, None)
+            patch.setattr(paged_attention, "attend_row", attend_row)
+            inputs = (query, cache, table, lens, starts)
+            out = paged_attention.attend("kernel", *inputs, 1.0, 1.0, window, None, None)
         assert out.shape == query.shape
         found.append(seen)
     assert found[0] == found[1]
