@@ -108,7 +108,7 @@ class Recorder:
         self._rids = {row: rid for row, rid in zip(rows, rids, strict=True) if row >= 0}
         lengths = batch.seq_lens_cpu
         spec = getattr(batch, "spec_info", None)
-        used = [tokens - available for _, tokens, available in self._sizes()]
+        used = [tokens - available for _, tokens, available in pool_sizes(self.scheduler)]
         waiting = getattr(self.scheduler, "waiting_queue", None)
         mode = batch.forward_mode
         self._kept.append(
@@ -140,23 +140,24 @@ class Recorder:
 
     def pools(self) -> tuple[Pool, ...]:
         """Sizes and use of the target's KV pools, as the allocator knows them on the host."""
-        sizes = self._sizes()
+        sizes = pool_sizes(self.scheduler)
         if not sizes:
             return ()
         page = int(self.scheduler.token_to_kv_pool_allocator.page_size)
         return tuple(_pool(name, tokens, available, page) for name, tokens, available in sizes)
 
-    def _sizes(self) -> tuple[tuple[str, int, int], ...]:
-        """(name, tokens, available tokens) of each pool, the full one first. Read in each step."""
-        allocator = getattr(self.scheduler, "token_to_kv_pool_allocator", None)
-        if allocator is None:
-            return ()
-        if hasattr(allocator, "full_available_size"):
-            return (
-                ("full", int(allocator.size_full), int(allocator.full_available_size())),
-                ("swa", int(allocator.size_swa), int(allocator.swa_available_size())),
-            )
-        return (("full", int(allocator.size), int(allocator.available_size())),)
+
+def pool_sizes(scheduler: Any) -> tuple[tuple[str, int, int], ...]:
+    """(name, tokens, available tokens) of each pool, the full one first. Read in each step."""
+    allocator = getattr(scheduler, "token_to_kv_pool_allocator", None)
+    if allocator is None:
+        return ()
+    if hasattr(allocator, "full_available_size"):
+        return (
+            ("full", int(allocator.size_full), int(allocator.full_available_size())),
+            ("swa", int(allocator.size_swa), int(allocator.swa_available_size())),
+        )
+    return (("full", int(allocator.size), int(allocator.available_size())),)
 
 
 def ranks(scheduler: Any) -> Ranks:

@@ -95,7 +95,7 @@ class Feeder:
         if not self._on:
             return call_next(*args, **kwargs)
         rounds, queue = self.rounds, self.queue
-        idle = rounds.idle + 1 if rounds.idled else 0
+        idle = rounds.idle_now
         at = rounds.count + 1
         if queue and queue[0].round > at and idle >= 2:
             at = queue[0].round  # nothing happens before, and idle rounds do not count

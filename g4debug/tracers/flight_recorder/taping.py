@@ -17,6 +17,7 @@ from typing import Any
 from g4debug.findings import tape
 from g4debug.findings.record import Plain, Tape
 from g4debug.findings.status import TAPE
+from g4debug.findings.steps import pool_sizes
 from g4debug.findings.tape import Code, How, Why
 from g4debug.findings.tape_record import pack
 from g4debug.hooking.arguments import argument
@@ -95,9 +96,14 @@ class Rounds:
         self.count = self.idle = 0
         self.idled = False  # the round that runs is idle
 
+    @property
+    def idle_now(self) -> int:
+        """The idle rounds in a row before the next one."""
+        return self.idle + 1 if self.idled else 0
+
     def begin(self, busy: bool) -> None:
         """A round begins. busy: it brings messages."""
-        self.idle = self.idle + 1 if self.idled else 0
+        self.idle = self.idle_now
         self.idled = False
         if busy or self.idle < 2:
             self.count += 1
@@ -213,7 +219,8 @@ class Taping:
         """A round of the event loop begins."""
         if self.flushed:
             self.flushed = False
-            if scheduler.is_fully_idle() and not any(used(scheduler)):
+            unused = all(size == free for _, size, free in pool_sizes(scheduler))
+            if scheduler.is_fully_idle() and unused:
                 self._start(Why.FLUSH)
         self.rounds.begin(bool(messages))
         if messages and self.on:
@@ -232,7 +239,7 @@ class Taping:
         known = (
             code,
             len(batch.reqs),
-            *available(scheduler),
+            *(free for _, _, free in pool_sizes(scheduler)),
             len(scheduler.waiting_queue),
             batch.extend_num_tokens or 0 if mode.is_extend() else 0,
         )
@@ -329,7 +336,7 @@ class Taping:
         )
         start = message.logprob_start_len
         now = self.ring.now
-        now += tape.request(
+        event = tape.request(
             self._since(),
             len(tokens),
             params.max_new_tokens,
@@ -337,7 +344,7 @@ class Taping:
             -1 if start is None else max(-1, start),
             getattr(message, "priority", None) or 0,
         )
-        now += hashes
+        now += event + hashes  # at once: another thread may copy the ring in between
 
     # --- the ends --------------------------------------------------------------------------------
 
@@ -356,8 +363,7 @@ class Taping:
 
     def tape(self) -> Tape | None:
         """The tape up to now, None if there is none. Another thread may ask."""
-        chunks = self.ring.chunks()
-        if not self.on or not chunks:
+        if not self.on or not self.ring.now:
             return None
         self._take_digest()
         live = self.live.copy()
@@ -419,22 +425,6 @@ def accepted(result: Any) -> list[int] | None:
         return counts
     drafts = getattr(result, "num_correct_drafts_per_req_cpu", None)
     return None if drafts is None else [n + 1 for n in drafts]
-
-
-def available(scheduler: Any) -> tuple[int, ...]:
-    """The free tokens of each pool."""
-    allocator = scheduler.token_to_kv_pool_allocator
-    if hasattr(allocator, "full_available_size"):
-        return int(allocator.full_available_size()), int(allocator.swa_available_size())
-    return (int(allocator.available_size()),)
-
-
-def used(scheduler: Any) -> tuple[int, ...]:
-    """The tokens of each pool that are in use, for a cache too."""
-    allocator = scheduler.token_to_kv_pool_allocator
-    sizes = [getattr(allocator, name, None) for name in ("size_full", "size_swa")]
-    whole = [n for n in sizes if n is not None] or [allocator.size]
-    return tuple(int(n) - free for n, free in zip(whole, available(scheduler), strict=True))
 
 
 def ratio(scheduler: Any) -> float:
