@@ -20,9 +20,14 @@ STAMP: Final = "g4debug-model.json"
 
 
 def tiny_models() -> tuple[Path, Path]:
-    """The folders of the TINY target and assistant, written once to the user's cache directory."""
+    """The folders of the TINY target and assistant, written once to :func:`kept`."""
+    return write(TINY, kept() / "tiny")
+
+
+def kept() -> Path:
+    """The folder in the user's cache directory where toy models are kept."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return write(TINY, cache / "g4debug" / "models" / "tiny")
+    return cache / "g4debug" / "models"
 
 
 def write(

@@ -19,6 +19,7 @@ from typing import Any, TextIO
 
 import g4debug
 from g4debug import cpu
+from g4debug.cpu import models
 from g4debug.dumps import reading
 from g4debug.dumps.errors import DumpError
 from g4debug.findings import tape
@@ -149,7 +150,7 @@ def started(
                 "vocab": setting.vocab,
                 "window": setting.window,
                 "context": setting.context,
-                "folder": str(models()),
+                "folder": str(models.kept()),
                 "pages_only": pages_only,
             }
         )
@@ -193,12 +194,6 @@ def environment(setting: Setting, trace: tuple[str, ...], dumps: Path) -> dict[s
     if trace:
         asked["G4DEBUG_TRACE"] = ",".join(dict.fromkeys((*trace, "flight-recorder")))
     return cpu.environment({**mine, **setting.environ, **asked})
-
-
-def models() -> Path:
-    """Where the toy models are kept."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "g4debug" / "models"
 
 
 def python(release: str) -> str:

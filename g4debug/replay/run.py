@@ -109,9 +109,9 @@ def _others(
 
 def _with_it(found: Finding, outcome: host.Outcome) -> str:
     """Whether a finding like this one comes. Pages and steps may be others."""
-    like = next((r.finding for r in outcome.records if verdict.alike(found, r.finding)), None)
+    like = verdict.first_alike(found, outcome.records)
     if like is not None:
-        return f"it comes, in step {like.location.step}"
+        return f"it comes, in step {like.finding.location.step}"
     if outcome.records:
         return f"another finding comes: {outcome.records[0].finding.headline}"
     if outcome.ended != "tape":
@@ -134,7 +134,7 @@ def _shrink(
     def comes(items: tuple[int, ...]) -> bool:
         left = max(1.0, search.until - time.monotonic())
         outcome = running.run(min(left, EACH), lambda steps: None, list(items))
-        same = next((r for r in outcome.records if verdict.alike(found, r.finding)), None)
+        same = verdict.first_alike(found, outcome.records)
         if same is not None:
             dumps[items] = same
         return same is not None

@@ -8,7 +8,7 @@ about them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from g4debug.findings.record import Finding, Plain, Tape, TrapRecord
@@ -274,6 +274,10 @@ def _facts(there: dict[str, Plain], here: dict[str, Plain]) -> Iterator[str]:
     for name in sorted(there.keys() & here.keys()):
         if there[name] != here[name]:
             yield f"{name} was {there[name]}, and is {here[name]} here."
+
+
+def first_alike(there: Finding, records: Iterable[TrapRecord]) -> TrapRecord | None:
+    return next((r for r in records if alike(there, r.finding)), None)
 
 
 def alike(there: Finding, here: Finding) -> bool:
