@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from g4debug.hooking import req_kv, targets
+from g4debug.hooking.arguments import argument
 from g4debug.tracers.base import Context
 from g4debug.tracers.spec_lifecycle.check import (
     Violation,
@@ -198,8 +199,7 @@ def _expect(forward: Forward, made: Any, batch: Any) -> None:
         forward.rule = DECODE
 
 
-def _given(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+def _given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
     """``ForwardBatch.init_new(batch, model_runner)``, which may be given the class, too."""
-    given = [a for a in args if not isinstance(a, type)]
-    batch = kwargs["batch"] if "batch" in kwargs else given.pop(0)
-    return batch, kwargs["model_runner"] if "model_runner" in kwargs else given.pop(0)
+    given = tuple(a for a in args if not isinstance(a, type))
+    return argument(given, kwargs, 0, "batch"), argument(given, kwargs, 1, "model_runner")
