@@ -3,8 +3,10 @@
 ``drive_recorded.py ORDER_JSON``: seed, requests, together (how many at once), mtp, and more
 arguments of the engine. Strangers, conversations, shared prefixes, aborts and stops. If ``tape`` is
 in the order, it asks the scheduler for its tape at the end, and writes it there. ``flush``: the
-cache is flushed, and so many requests follow. ``long``: so many long answers. ``locked``: what
-shows a bug of 0.5.12.post1.
+cache is flushed, and so many requests follow. ``long``: so many long answers. ``locked``: a bug of
+0.5.12.post1 shows itself. So locked-prefix-0.5.12.post1.pt was made, with G4DEBUG_FIXES=none, seed
+7, 25 requests, 3 together, no mtp, and in the engine max_total_tokens 6144, swa_full_tokens_ratio
+0.3, max_running_requests 4, chunked_prefill_size 512, disable_overlap_schedule.
 """
 
 from __future__ import annotations
