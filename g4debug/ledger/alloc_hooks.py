@@ -166,6 +166,7 @@ class AllocHooks:
                 holders.growing = requests, step.begins
             try:
                 _all(
+                    partial(self._strays, pool, kind, tokens, where, going_on, pages),
                     partial(self._use, pool, kind, going_on, step),
                     *self._entries(pool, kind, pages, shares, where),
                     partial(self._pair, pool, pages, going_on, tokens),
@@ -177,6 +178,18 @@ class AllocHooks:
                 pool.ends_in(rid, page)
 
         self.ledger.post(out, self.registry.once(enter))
+
+    def _strays(
+        self, pool: PoolLedger, kind: str, tokens: Pages, where: str, *looked_at: Pages
+    ) -> None:
+        """Enter the pages of tokens that the pool does not have, but for pages looked at anyway.
+
+        SGLang uses each token as an index right after, and dies. Of the tokens that the pool has,
+        the first one stands for its page.
+        """
+        strays = pool.outside(tokens)
+        if len(strays) and len(strays := np.setdiff1d(strays, np.concatenate(looked_at))):
+            self.ledger.enter(pool, kind, strays, holds=True, caller=where)
 
     def _entries(
         self, pool: PoolLedger, kind: str, pages: Pages, shares: Iterable[Share], where: str
@@ -248,7 +261,8 @@ class AllocHooks:
             lists.entered += 1
             pages = tokens[:: pool.page_size] // pool.page_size
             entries = self._entries(pool, "alloc", pages, shares, where)
-            _all(*entries, partial(self._pair, pool, pages, _NONE, tokens))
+            strays = partial(self._strays, pool, "alloc", tokens, where, pages)
+            _all(strays, *entries, partial(self._pair, pool, pages, _NONE, tokens))
 
         self.ledger.post(out, self.registry.once(enter))
 

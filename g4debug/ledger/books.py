@@ -107,6 +107,14 @@ class PoolLedger:
         """Selects from ``pages`` the ones in this pool, without the reserved page 0."""
         return pages[(pages > 0) & (pages < self.pages)]
 
+    def outside(self, tokens: Pages) -> Pages:
+        """The pages, each once, of those of these token indices that this pool does not have."""
+        # Negative numbers are large ones as unsigned numbers. One pass over sound ones.
+        limit = self.pages * self.page_size
+        if not len(tokens) or tokens.view(np.uint64).max() < limit:
+            return tokens[:0]
+        return np.unique(tokens[(tokens < 0) | (tokens >= limit)] // self.page_size)
+
     def not_held(self, pages: Pages) -> Pages:
         """Selects from ``pages`` the ones that this pool does not hold, in the order given."""
         if not len(pages):

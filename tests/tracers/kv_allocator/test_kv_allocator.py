@@ -166,6 +166,35 @@ def test_a_page_that_no_pool_has_is_handed_out(armed, pool, page, kind):
     assert finding.location.layer_kind == {"full": "full", "swa": "sliding"}[pool]
 
 
+@pytest.mark.parametrize("pool", ["full", "swa"])
+@pytest.mark.parametrize("token", [FAR * PAGE, -3])
+@pytest.mark.parametrize("at", [1, 2, PAGE, -1])  # in the page that it has, and in new ones
+def test_a_token_that_no_pool_has_is_handed_out_inside_of_a_page(
+    armed, monkeypatch, pool, token, at
+):
+    """SGLang uses it as an index right after, and dies: it is told before."""
+    wrong = ""
+
+    def handed_out(real):
+        def method(allocator, *args, **kwargs):
+            out = real(allocator, *args, **kwargs)
+            if wrong and allocator is getattr(rig.allocator, f"{wrong}_attn_allocator"):
+                out[at] = token
+            return out
+
+        return method
+
+    inner = type(Rig().allocator.full_attn_allocator)
+    monkeypatch.setattr(inner, "alloc_extend", handed_out(inner.alloc_extend))
+    rig, _, _ = armed()
+    a = rig.admit("a", PAGE + 2)
+    wrong = pool
+    with pytest.raises(TrapError) as error:
+        grow(rig, a, "extend", 2 * PAGE)
+    assert error.value.finding.kind == "out-of-range"
+    assert f"{pool.upper()} page {token // PAGE}" in error.value.finding.headline
+
+
 def test_a_held_page_is_handed_out_again(armed):
     rig, ledger, _ = armed()
     a = rig.admit("a", 2 * PAGE)
@@ -178,16 +207,17 @@ def test_a_held_page_is_handed_out_again(armed):
     assert ledger.pools["full"].held[page]
 
 
-def grow(rig, request, kind="decode"):
-    """One more token, as SGLang asks for it."""
-    before, after = torch.tensor([request.tokens]), torch.tensor([request.tokens + 1])
+def grow(rig, request, kind="decode", tokens=1):
+    """More tokens, as SGLang asks for them."""
+    before, after = torch.tensor([request.tokens]), torch.tensor([request.tokens + tokens])
     last = tokens_of(rig, request)[-1:]
     if kind == "decode":
         found = rig.allocator.alloc_decode(after, after, last)
     else:
-        found = rig.allocator.alloc_extend(before, before, after, after, last, 1)
-    rig.req_to_token.req_to_token[request.req_pool_idx, request.tokens] = int(found)
-    request.tokens += 1
+        found = rig.allocator.alloc_extend(before, before, after, after, last, tokens)
+    row = rig.req_to_token.req_to_token[request.req_pool_idx]
+    row[request.tokens : request.tokens + tokens] = found
+    request.tokens += tokens
 
 
 @pytest.mark.parametrize("kind", ["decode", "extend"])
