@@ -678,11 +678,12 @@ _SPEC_LIFECYCLE = (
     ),
     _step(
         "forward-place",
-        "a forward is to write KV to a slot that the pool does not have; with and without "
+        "a forward is to read or write KV in a slot that the pool does not have; with and without "
         "speculative decoding",
-        "`out_cache_loc[…] = …`, then `expected out_cache_loc[…] = 0..…, a slot of the pool`",
-        look="what writes `out_cache_loc` behind its allocation; arm `kv-writes`, which judges all "
-        "of it",
+        "`out_cache_loc[…] = …` or `req_to_token[…] = …`, then `expected … = 0..…, a slot of the "
+        "pool`",
+        look="what writes `out_cache_loc` behind its allocation, or the row of `req_to_token`; arm "
+        "`page-table` and `kv-writes`, which judge all of them",
         command=WRITES, what="{got}{about}, expected {expected}",
     ),
     _step(

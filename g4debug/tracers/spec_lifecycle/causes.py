@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from g4debug.tracers.spec_lifecycle.check import Violation
+from g4debug.tracers.spec_lifecycle.check import CELLS, Violation
 
 if TYPE_CHECKING:
     from g4debug.tracers.spec_lifecycle.hand_over import HandOver
@@ -204,6 +204,12 @@ def _given_row(violation: Violation, at: HandOver) -> str:
 
 
 def _given_place(violation: Violation, at: HandOver) -> str:
+    if violation.what == CELLS:
+        return (
+            "the row of req_to_token was overwritten, or was given a slot that its allocator does "
+            "not have; which of the two is not known. SGLang looks up its SWA slot, or reads "
+            "there: an IndexError, a device-side assert or an illegal memory access"
+        )
     return (
         "out_cache_loc was overwritten since its allocation, or was allocated wrongly; which of "
         "the two is not known. SGLang looks up its SWA slot, or writes there: an IndexError, a "

@@ -16,6 +16,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import add, eq, ge
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+CELLS = "req_to_token"
 
 IDLE, DRAFT, VERIFY, EXTEND = "idle", "draft-input", "verify-input", "draft-extend-input"
 
@@ -207,6 +213,26 @@ def check_slots(got: Sequence[int], slots: int, requests: int) -> Violation | No
         got[at] - slots + 1,
         at,
     )
+
+
+def check_cells(
+    table: torch.Tensor, rows: Sequence[int], lens: Sequence[int], slots: int
+) -> Violation | None:
+    """Each token of a sequence is in a slot of the pool.
+
+    table: ``req_to_token``, int32 [rows, tokens], on the host. rows, lens: of each request, -1 for
+    the row of one that does not go on.
+    """
+    for i, (row, length) in enumerate(zip(rows, lens, strict=True)):
+        cells = table[row, : max(length, 0)] if 0 <= row < len(table) else table[:0, 0]
+        if not len(cells) or (int(cells.max()) < slots and int(cells.min()) >= -slots):
+            continue
+        at = int(((cells >= slots) | (cells < -slots)).nonzero()[0])
+        where, got = f"req_to_token[{row}, {at}]", int(cells[at])
+        off = got - slots + 1 if got > 0 else got
+        expected = f"{where} = 0..{slots - 1}, a slot of the pool"
+        return Violation("forward-place", expected, f"{where} = {got}", i, CELLS, off, at)
+    return None
 
 
 def check_positions(

@@ -26,6 +26,7 @@ from g4debug.tracers.spec_lifecycle.check import (
     Violation,
     at_rows,
     check_batch_rows,
+    check_cells,
     check_counts,
     check_positions,
     check_slots,
@@ -135,6 +136,7 @@ class ForwardInputs:
             _expect(forward, made, batch)
         if forward.lens is None and not given.seq_lens.is_cuda:
             forward.lens = given.seq_lens.tolist()
+        self._judge_cells(forward, batch)
         forward.copies.start_all({key: t for key, t in read.items() if t is not None})
         forward.copies.close()
         if not self._judge(SITE, forward):
@@ -171,6 +173,13 @@ class ForwardInputs:
             forward = self._forward(self._batch)
             forward.copies.start_all(read)
             self._judge(site, forward)
+
+    def _judge_cells(self, forward: Forward, batch: Any) -> None:
+        """Where the rows are on the host, before SGLang looks up the SWA slots of their tokens."""
+        table = getattr(batch.req_to_token_pool, "req_to_token", None)
+        if table is not None and not table.is_cuda and forward.lens is not None:
+            found = check_cells(table, forward.rows, forward.lens, forward.slots)
+            self.log.judge(SITE, None, found, forward.rids, step=forward.step)
 
     def _judge(self, site: str, forward: Forward) -> bool:
         """False if the values are not here yet."""

@@ -176,6 +176,26 @@ def test_a_place_that_the_pool_has_not_is_told_before_it_is_looked_up(of):
     step.run()
 
 
+@pytest.mark.parametrize("name", ["DECODE", "EXTEND", "TARGET_VERIFY"])
+@pytest.mark.parametrize("draft", [False, True])
+@pytest.mark.parametrize("token", [0, 3, 6])
+@pytest.mark.parametrize("slot", [65, 1 << 20, -66])
+def test_a_token_in_a_slot_that_the_pool_has_not_is_told_before_it_is_looked_up(
+    name, draft, token, slot
+):
+    step = Step(name, speculates=name == "TARGET_VERIFY", draft=draft)
+    step.batch.req_to_token_pool.req_to_token[1, token] = slot
+    found = step.told()
+    assert (found.kind, found.location.row, found.location.column) == ("forward-place", 1, token)
+
+
+@pytest.mark.parametrize(("row", "token"), [(1, 7), (2, 0)])
+def test_what_is_in_a_row_behind_its_sequence_is_nobodys(row, token):
+    step = Step()
+    step.batch.req_to_token_pool.req_to_token[row, token] = 1 << 20
+    step.run()
+
+
 @pytest.mark.parametrize("name", ["DECODE", "EXTEND"])
 @pytest.mark.parametrize("position", [0, -1, 7, 12, 1 << 20])
 def test_a_position_is_told(name, position):
