@@ -190,7 +190,7 @@ def live_page(load: Load, node: Any, others: list[Any]) -> None:
 
 def free_page(load: Load, node: Any, others: list[Any]) -> None:
     mine = value(node).clone()
-    page = drive_ledger.free_pages(full_of(load))[0]
+    page = drive_ledger.free_pages(full_of(load))[-1]  # the one that is handed out last
     mine[:PAGE] = torch.arange(page * PAGE, (page + 1) * PAGE)
     put_value(node, mine)
 
@@ -290,8 +290,12 @@ def chunk_not_admitted(load: Load) -> None:
     if hasattr(request, "fill_ids"):
         request.fill_ids = request.origin_input_ids + request.output_ids
     else:
-        request.refresh_fill_ids()
-        request.extend_end = len(request.full_untruncated_fill_ids)
+        whole = request.origin_input_ids + request.output_ids
+        request.full_untruncated_fill_ids = whole
+        if hasattr(request, "set_extend_range"):  # 0.5.15
+            request.set_extend_range(request.extend_range.start, len(whole))
+        else:
+            request.extend_end = len(whole)
     load.server._unfinished(request)
 
 

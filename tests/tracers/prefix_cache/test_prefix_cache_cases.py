@@ -91,11 +91,14 @@ def servers() -> dict[str, list[str]]:
     """The servers that are driven: name -> arguments of drive_cases.py."""
     if targets.path("scheduler.war_barrier") is None:  # no speculative decoding v2 in the harness
         return {"sync": [], "late": ["--late"]}
-    return {
+    found = {
         "python": ["--core", "python", "--overlap"],
         "late": ["--core", "python", "--late"],
-        "native": ["--spec", "--overlap"],
     }
+    # With a draft the keys of nodes in Python are pairs of tokens, which the driver cannot ask for.
+    if targets.path("tree.prefix") is not None:
+        found["native"] = ["--spec", "--overlap"]
+    return found
 
 
 @pytest.fixture(scope="module", params=servers())
@@ -145,6 +148,7 @@ def test_whatever_sglang_finds_a_census_finds(seed):
     cases = [case for case in LOST if case not in IN_PYTHON]
     found = drive("--seed", str(seed), "--cases", ",".join([*cases, "nothing"]))
     for case in cases:
-        assert found[case].get("check") == "pool-leak", (case, found[case])
+        by = {"pool-leak", "prefix-cache"} if case == "lost_protected" else {"pool-leak"}
+        assert found[case].get("check") in by, (case, found[case])
     assert "kind" not in found["nothing"], found["nothing"]
     assert found["nothing"]["sglang"] == []
