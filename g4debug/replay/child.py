@@ -64,8 +64,8 @@ class Replayer:
 
         self.order, self.answers = order, answers
         record = reading.read(Path(order.dump))
-        on, self.recording = recording_of(record)
-        tokens = Tokens(self.recording, on.page, order.vocab - FIRST_WORD)
+        _, self.recording = recording_of(record)
+        tokens = Tokens(self.recording, order.vocab - FIRST_WORD)
         self.feeder = Feeder(self.recording, tokens)
         self.job: dict[str, Any] | None = None  # of this fork
         self.steps = mmap.mmap(-1, 8)  # a fork tells its parent how far it is

@@ -15,7 +15,7 @@ from g4debug.findings.record import Plain, Tape, TrapRecord
 from g4debug.findings.tape import Recording
 from g4debug.findings.tape_record import data
 from g4debug.hooking.targets import CPU
-from g4debug.replay.tokens import children
+from g4debug.replay.tokens import STOPS, children
 
 
 class CannotReplay(Exception):
@@ -39,6 +39,8 @@ HIDDEN = "set"
 _PLAIN = re.compile(r"[0-9.]{1,16}|true|false|on|off|yes|no", re.I)
 _NAME = re.compile(r"SGLANG_[A-Z0-9_]{1,80}")
 MOST_TOKENS = 1 << 23  # of a pool: they take some 2 kB each here, if they are used
+BASE_PAGES = (16, 32, 64)  # tokens of a page, which the CPU engine's own attention backend takes
+SMALL_PAGES = "triton"  # the one that takes any
 VOCAB, MOST_WORDS, CENTROIDS = 512, 1 << 18, 32
 
 
@@ -68,10 +70,9 @@ def recording_of(record: TrapRecord) -> tuple[Tape, Recording]:
             "the dump has no tape: it is of an older g4debug, flight-recorder was not armed, "
             "G4DEBUG_TAPE was 0, or the tape did not fit into G4DEBUG_MAX_DUMP_MB"
         )
-    if on.format != tape.FORMAT:
-        raise CannotReplay(
-            f"its tape has the format {on.format}, and this g4debug reads {tape.FORMAT}"
-        )
+    if on.format not in tape.FORMATS:
+        known = " and ".join(map(str, tape.FORMATS))
+        raise CannotReplay(f"its tape has the format {on.format}, and this g4debug reads {known}")
     if on.limits:
         raise CannotReplay(f"a tape cannot carry what was used there: {'; '.join(on.limits)}")
     try:
@@ -100,10 +101,10 @@ def setting_of(record: TrapRecord, on: Tape, recording: Recording) -> Setting:
         raise CannotReplay("several draft paths (speculative_eagle_topk) were never replayed")
     if facts.get("size_swa") is None:
         raise CannotReplay("its KV pool is not divided for sliding layers, as Gemma-4's is")
-    words = children(recording) * 5 // 4
+    words = children(recording) * 5 // 4 + STOPS
     vocab = max(VOCAB, CENTROIDS * math.ceil((words + 8) / CENTROIDS))
     if vocab > MOST_WORDS:
-        raise CannotReplay(f"{words} prompts go on differently behind one page, too many to tell")
+        raise CannotReplay(f"{words} prompts go on differently at one place, too many to tell")
     arguments = _arguments(record, facts, notes)
     ranks = record.arguments.get("tp_size")
     if isinstance(ranks, int) and ranks > 1:
@@ -145,8 +146,10 @@ def _arguments(record: TrapRecord, facts: Mapping[str, Plain], notes: list[str])
         if value in known:
             found[name] = value
         elif value not in (None, HIDDEN, "default"):
-            found[name] = BASE["attention_backend"]
+            found[name] = BASE["attention_backend"] if page in BASE_PAGES else SMALL_PAGES
             notes.append(f"{name}={value} is {found[name]} here")
+    if page not in BASE_PAGES and "attention_backend" not in found:
+        found["attention_backend"] = SMALL_PAGES
     chunk = facts.get("chunked_prefill_size")
     return found | {
         "page_size": page,

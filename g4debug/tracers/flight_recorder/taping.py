@@ -26,7 +26,6 @@ from g4debug.tracers.base import Context
 from g4debug.tracers.flight_recorder.page_digests import EVERY, PageDigests
 
 LOST = "it cannot carry this"
-SMALLEST_PAGE = 16  # tokens: with smaller pages the hashes would take too long
 REMEMBERED = 256  # requests that have ended, and may still be in a result on its way
 
 # Settings by which the scheduler decides, beside the requests; SGLang's names. Read at start.
@@ -178,9 +177,9 @@ class Taping:
         self.facts = facts(scheduler)
         self.page = int(scheduler.page_size)
         self.speculates = self.facts["speculative_algorithm"] is not None
-        for why in unsupported(scheduler, self.page):
+        for why in unsupported(scheduler):
             self.limit(why)
-        self.on = self.page >= SMALLEST_PAGE
+        self.on = True
         self._start(Why.START)
 
     def _start(self, why: Why) -> None:
@@ -326,7 +325,6 @@ class Taping:
         salt = getattr(message, "extra_key", None), getattr(message, "cache_salt", None)
         chain = tape.Chain(self.key, self.page, self.speculates, repr(salt) if any(salt) else "")
         hashes = chain.feed(tokens)
-        hashes += chain.end(tokens[chain.done :])
         self.requests += 1
         self.live[message.rid] = Live(self.requests, chain, tokens)
         options = (
@@ -388,9 +386,7 @@ class Taping:
 def ending(live: Live, output: Any, how: How) -> bytes:
     """The ``END`` of a request."""
     done, prompt = live.chain.done, len(live.prompt)
-    rest = [*live.prompt[done:], *output]
-    hashes = live.chain.feed(rest)
-    hashes += live.chain.end(rest[live.chain.done - done :])
+    hashes = live.chain.feed([*live.prompt[done:], *output], prompt)
     return tape.end(live.id, len(output), how, prompt) + hashes
 
 
@@ -449,7 +445,7 @@ def facts(scheduler: Any) -> dict[str, Plain]:
     return {k: v for k, v in found.items() if v is None or isinstance(v, (bool, int, float, str))}
 
 
-def unsupported(scheduler: Any, page: int) -> Iterator[str]:
+def unsupported(scheduler: Any) -> Iterator[str]:
     """Features of this server that a tape cannot carry, in words."""
     args = scheduler.server_args
     for name, what in ARGUMENTS.items():
@@ -463,5 +459,3 @@ def unsupported(scheduler: Any, page: int) -> Iterator[str]:
     policy = scheduler.schedule_policy
     if policy != "fcfs":
         yield f"the schedule policy {policy}"
-    if page < SMALLEST_PAGE:
-        yield f"pages of {page} tokens (it takes {SMALLEST_PAGE} and more)"

@@ -131,7 +131,8 @@ def test_requests_verifies_and_ends() -> None:
     assert (one.round, one.prompt, one.longest, one.how) == (1, 20, 9, How.RUNNING)
     assert (list(one.accepted), list(two.accepted)) == ([3, 2, 1], [1, 4])
     assert (two.output, two.how) == (5, How.LENGTH)
-    assert one.pages[0][1] == two.pages[0][1]  # they begin alike
+    first = tape.hash_bytes(PAGE, PAGE, 0, True)
+    assert one.hashes[:first] == two.hashes[:first]  # they begin alike
     assert (read.steps, read.begins.why) == (4, Why.START)
 
 
@@ -215,13 +216,17 @@ def test_what_cannot_be_on_a_tape_is_said(message: Any, what: str) -> None:
     assert what in status.state
 
 
-def test_small_pages_make_no_tape() -> None:
+def test_pages_of_one_token_are_on_the_tape() -> None:
     server = Server()
     server.scheduler.page_size = 1
     server.taping.begin(server.scheduler)
-    server.round(asked("a", [1]))
-    assert server.taping.tape() is None
-    assert "pages of 1 tokens" in next(iter(server.taping.limits))
+    server.round(asked("a", [1] * 70), asked("b", [1] * 69 + [2]))
+    server.taping.released(ended("a", [3, 4]))
+    assert not server.taping.limits
+    one, two = server.read().requests.values()
+    assert (len(one.hashes), len(two.hashes)) == (4 * 72, 4 * 70)
+    assert one.hashes[: 4 * 69] == two.hashes[: 4 * 69]
+    assert one.hashes[4 * 69 : 4 * 70] != two.hashes[4 * 69 :]
 
 
 def test_after_a_failure_there_is_no_tape_and_the_recorder_goes_on(
