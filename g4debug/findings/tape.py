@@ -51,6 +51,8 @@ LARGEST = 1 << 40  # no number on a tape is larger
 MAX_TOKENS = 1 << 22  # of a request
 MAX_PAGE = 1 << 12
 MAX_ROWS = 1 << 16
+MAX_EVENTS = 1 << 23  # of a tape that is read: it takes up to half a minute
+MAX_GIVEN = 1 << 19  # requests, aborts and flushes; some 300 bytes each when they were read
 MAX_START = 2 + 4 * 7 + 12  # bytes of a START
 UNKNOWN = 0  # the request of a row that is not on the tape; the others count from 1
 
@@ -342,7 +344,7 @@ class Recording:
     begins: Start
     requests: dict[int, Request]
     given: list[Request | Abort | Flush]
-    checksums: list[int]
+    checksums: array.array[int]
     pages: dict[int, int]
     page: int  # tokens of a page
     firsts: bool
@@ -364,10 +366,12 @@ def read(data: bytes, page: int, firsts: bool) -> Recording:
     begins: Start | None = None
     requests: dict[int, Request] = {}
     given: list[Request | Abort | Flush] = []
-    checksums: list[int] = []
+    checksums = array.array("H")
     pages: dict[int, int] = {}
     rows: tuple[int, ...] = ()
-    for at, event in _Reader(data, page, firsts).events():
+    for count, (at, event) in enumerate(_Reader(data, page, firsts).events()):
+        if count >= MAX_EVENTS or len(given) >= MAX_GIVEN:
+            raise TapeError(f"it has more than {MAX_EVENTS} events, or {MAX_GIVEN} requests")
         if begins is None:
             if type(event) is not Start:
                 raise TapeError("it does not begin with a start")
@@ -389,7 +393,7 @@ def read(data: bytes, page: int, firsts: bool) -> Recording:
             given.append(event)
         elif type(event) is _End:
             _end(requests.get(event.id), event, page, firsts)
-        elif type(event) is _Pages:
+        elif type(event) is _Pages and len(pages) <= len(checksums) + 1:
             pages[event.step - begins.steps] = event.digest
         elif type(event) is Start:
             if event.steps != begins.steps + len(checksums):

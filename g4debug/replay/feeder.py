@@ -178,7 +178,7 @@ class Feeder:
         return tokens.copy_(tokens.new_tensor(words))
 
     def stops(self, call_next: Callable[..., Any], req: Any, *args: Any, **kwargs: Any) -> Any:
-        """A stop string ends a request that ignores stop tokens, too. Here a token stands for it."""
+        """A stop string also ends a request that ignores stop tokens. A token stands for it."""
         params, request = req.sampling_params, self.given.get(req.rid)
         ignores = params.ignore_eos
         if request is not None and request.how is How.STOP:

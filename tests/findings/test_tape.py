@@ -160,6 +160,23 @@ def test_hostile_tapes_are_refused_at_once(name: str) -> None:
     assert time.monotonic() - begin < 1
 
 
+@pytest.mark.parametrize(
+    "event", [bytes((Code.FLUSH, 0)), tape.request(0, 1, 1, 0, 0, 0), bytes((Code.ROWS, 0))]
+)
+def test_hostile_tapes_take_little_memory(monkeypatch: pytest.MonkeyPatch, event: bytes) -> None:
+    monkeypatch.setattr(tape, "MAX_EVENTS", 5000)
+    monkeypatch.setattr(tape, "MAX_GIVEN", 1000)
+    tape.read(HEAD + 900 * event, PAGE, False)
+    with pytest.raises(TapeError, match="more than 5000 events, or 1000 requests"):
+        tape.read(HEAD + 6000 * event, PAGE, False)
+
+
+def test_there_are_no_more_digests_than_steps() -> None:
+    digest = b"".join(bytes((Code.PAGES,)) + tape.number(n) + bytes(8) for n in range(1, 100))
+    steps = bytes((Code.STEP, 0, 0)) * 200
+    assert len(tape.read(HEAD + digest + steps, PAGE, False).pages) <= 2
+
+
 def test_a_request_ends_once() -> None:
     writer = Writer(PAGE, True)
     writer.start(Why.START)
