@@ -19,6 +19,7 @@ An event is a code and numbers, each in as few bytes as it needs (LEB128):
 | ``ACCEPT`` | for one verify, how many tokens each row got |
 | ``STEP`` | a running checksum of the host's numbers at the beginning of each step |
 | ``PAGES`` | every so many steps: the step, and a digest of the places of all pages |
+| ``REFRESHES`` | behind a ``START``: a count of SGLang's, see ``Recording`` |
 
 A *round* is one pass of the event loop; of idle rounds in a row only two count. A tape is cut into
 *chunks*, each beginning with a ``START``. If there is no room, the oldest chunk is dropped. This
@@ -71,6 +72,7 @@ class Code(IntEnum):
     ACCEPT = 7
     STEP = 8
     PAGES = 9
+    REFRESHES = 10
 
 
 class Why(IntEnum):
@@ -334,11 +336,17 @@ class _Pages:
 
 
 @dataclass(frozen=True)
+class _Refreshes:
+    count: int
+
+
+@dataclass(frozen=True)
 class Recording:
     """A tape that was read. given: what the scheduler got, in its order.
 
     begins: where it begins. checksums: of each step. pages: the digests, by the number of the step,
-    which counts from 1.
+    which counts from 1. refreshes: how often SGLang had looked for what waiting requests find in
+    the prefix cache; each so many times it marks that as used.
     """
 
     begins: Start
@@ -348,6 +356,7 @@ class Recording:
     pages: dict[int, int]
     page: int  # tokens of a page
     firsts: bool
+    refreshes: int = 0
 
     @property
     def steps(self) -> int:
@@ -369,6 +378,7 @@ def read(data: bytes, page: int, firsts: bool) -> Recording:
     checksums = array.array("H")
     pages: dict[int, int] = {}
     rows: tuple[int, ...] = ()
+    refreshes = 0
     for count, (at, event) in enumerate(_Reader(data, page, firsts).events()):
         if count >= MAX_EVENTS or len(given) >= MAX_GIVEN:
             raise TapeError(f"it has more than {MAX_EVENTS} events, or {MAX_GIVEN} requests")
@@ -395,6 +405,8 @@ def read(data: bytes, page: int, firsts: bool) -> Recording:
             _end(requests.get(event.id), event, page, firsts)
         elif type(event) is _Pages and len(pages) <= len(checksums) + 1:
             pages[event.step - begins.steps] = event.digest
+        elif type(event) is _Refreshes and not checksums:
+            refreshes = event.count
         elif type(event) is Start:
             if event.steps != begins.steps + len(checksums):
                 raise TapeError(f"the steps do not count up to the start at byte {at}")
@@ -403,7 +415,7 @@ def read(data: bytes, page: int, firsts: bool) -> Recording:
     if begins is None:
         raise TapeError("it is empty")
     pages = {step: digest for step, digest in pages.items() if 1 <= step <= len(checksums)}
-    return Recording(begins, requests, given, checksums, pages, page, firsts)
+    return Recording(begins, requests, given, checksums, pages, page, firsts, refreshes)
 
 
 def _end(request: Request | None, end: _End, page: int, firsts: bool) -> None:
@@ -464,6 +476,8 @@ class _Reader:
             return Flush(self._next_round())
         if code == Code.START:
             return self._start()
+        if code == Code.REFRESHES:
+            return _Refreshes(self._number())
         raise TapeError(f"byte {at} begins no event that this g4debug knows ({code})")
 
     def _start(self) -> Start:

@@ -20,7 +20,7 @@ from g4debug.findings.tape import Abort, Flush, How, Recording, Request
 from g4debug.hooking.arguments import argument
 from g4debug.hooking.hooks import Hooks, Order
 from g4debug.replay.tokens import FIRST_WORD, Tokens
-from g4debug.tracers.flight_recorder.taping import Rounds
+from g4debug.tracers.flight_recorder.taping import REFRESHES, Rounds
 
 OWNER = "replay"
 BEHIND = 3  # steps behind the last recorded one: a finding may be told later than it was made
@@ -84,6 +84,8 @@ class Feeder:
             scheduler.new_token_ratio = begins.ratio
         else:
             tracker.current = begins.ratio
+        if hasattr(getattr(scheduler, "policy", None), REFRESHES):
+            setattr(scheduler.policy, REFRESHES, self.recording.refreshes)
         self._on = True
 
     # --- requests --------------------------------------------------------------------------------

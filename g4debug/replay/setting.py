@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from g4debug import backends, speculation
-from g4debug.cpu.server import BASE
+from g4debug.cpu.server import backend_for
 from g4debug.findings import tape
 from g4debug.findings.record import Plain, Tape, TrapRecord
 from g4debug.findings.tape import Recording
@@ -39,8 +39,6 @@ HIDDEN = "set"
 _PLAIN = re.compile(r"[0-9.]{1,16}|true|false|on|off|yes|no", re.I)
 _NAME = re.compile(r"SGLANG_[A-Z0-9_]{1,80}")
 MOST_TOKENS = 1 << 23  # of a pool: they take some 2 kB each here, if they are used
-BASE_PAGES = (16, 32, 64)  # tokens of a page, which the CPU engine's own attention backend takes
-SMALL_PAGES = "triton"  # the one that takes any
 VOCAB, MOST_WORDS, CENTROIDS = 512, 1 << 18, 32
 
 
@@ -146,10 +144,9 @@ def _arguments(record: TrapRecord, facts: Mapping[str, Plain], notes: list[str])
         if value in known:
             found[name] = value
         elif value not in (None, HIDDEN, "default"):
-            found[name] = BASE["attention_backend"] if page in BASE_PAGES else SMALL_PAGES
+            found[name] = backend_for(page)
             notes.append(f"{name}={value} is {found[name]} here")
-    if page not in BASE_PAGES and "attention_backend" not in found:
-        found["attention_backend"] = SMALL_PAGES
+    found.setdefault("attention_backend", backend_for(page))
     chunk = facts.get("chunked_prefill_size")
     return found | {
         "page_size": page,

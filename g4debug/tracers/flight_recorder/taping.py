@@ -42,6 +42,11 @@ SPECULATION = (
     "speculative_algorithm", "speculative_num_draft_tokens", "speculative_eagle_topk"
 )  # fmt: skip
 
+POLICIES = ("fcfs", "lof", "dfs-weight", "lpm")
+# With lpm it counts whether waiting requests have so many tokens in common, whatever a page is.
+LPM_TOKENS = 32
+REFRESHES = "_waiting_prefix_refresh_calls"  # SGLang's, from 0.5.23 on
+
 # Messages that do not change where pages go, by the beginning of their names.
 HARMLESS = (
     "CheckWeights", "ConfigureLogging", "Dumper", "ExpertDistribution", "FreezeGC", "Get",
@@ -194,6 +199,9 @@ class Taping:
             ratio(scheduler),
             self.checksum,
         )
+        refreshes = getattr(getattr(scheduler, "policy", None), REFRESHES, 0)
+        if refreshes:
+            rest += bytes((Code.REFRESHES,)) + tape.number(refreshes)
         self.ring.start(why, self.steps, rest)
         self.ring.trim(self.steps)
 
@@ -457,5 +465,7 @@ def unsupported(scheduler: Any) -> Iterator[str]:
         if int(server_argument(args, name, 1)) > 1:
             yield what
     policy = scheduler.schedule_policy
-    if policy != "fcfs":
+    if policy == "lpm" and LPM_TOKENS % scheduler.page_size:
+        yield f"the schedule policy lpm with pages of {scheduler.page_size} tokens"
+    elif policy not in POLICIES:
         yield f"the schedule policy {policy}"

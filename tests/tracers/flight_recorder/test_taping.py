@@ -170,6 +170,38 @@ def test_after_a_flush_the_tape_begins_anew_and_what_was_before_goes() -> None:
     assert (read.begins.why, read.begins.steps, list(read.requests)) == (Why.FLUSH, 1, [2])
 
 
+def test_a_count_of_sglang_that_decides_is_taken_from_where_the_tape_begins() -> None:
+    server = Server()
+    server.scheduler.policy = SimpleNamespace(_waiting_prefix_refresh_calls=300)
+    server.round(FlushCacheReqInput(timeout_s=None))
+    server.round(asked("b", [1] * 40))
+    for _ in range(2 * EVERY):
+        server.step(DECODE, SimpleNamespace(rid="b"), accepted=(1,))
+    read = server.read()
+    assert (read.begins.why, read.refreshes) == (Why.FLUSH, 300)
+
+
+@pytest.mark.parametrize(
+    ("policy", "page", "carried"),
+    [
+        ("fcfs", 64, True),
+        ("lof", 64, True),
+        ("dfs-weight", 64, True),
+        ("lpm", 1, True),
+        ("lpm", 32, True),
+        ("lpm", 64, False),
+        ("random", 1, False),
+    ],
+)
+def test_schedule_policies_that_decide_by_what_is_on_the_tape(
+    policy: str, page: int, carried: bool
+) -> None:
+    server = Server()
+    server.scheduler.page_size, server.scheduler.schedule_policy = page, policy
+    server.taping.begin(server.scheduler)
+    assert any(policy in limit for limit in server.taping.limits) != carried
+
+
 def test_a_flush_of_a_busy_server_is_none() -> None:
     server = Server()
     server.idle = False
