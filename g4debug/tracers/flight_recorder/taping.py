@@ -305,11 +305,10 @@ class Taping:
         if kind == "TokenizedGenerateReqInput":
             self._request(message)
         elif kind == "AbortReq":
-            live = self.live.get(message.rid)
-            whose = -1 if message.abort_all else tape.UNKNOWN if live is None else live.id
-            now += bytes((Code.ABORT,)) + tape.number(self._since()) + tape.number(whose + 1)
-            if live is None and not message.abort_all and message.rid:
-                self._abort_by_prefix(message.rid)
+            # SGLang aborts each request whose id begins so.
+            ids = [one.id for rid, one in self.live.items() if rid.startswith(message.rid or "")]
+            for whose in (-1,) if message.abort_all else ids or (tape.UNKNOWN,):
+                now += bytes((Code.ABORT,)) + tape.number(self._since()) + tape.number(whose + 1)
         elif kind == "FlushCacheReqInput":
             now += bytes((Code.FLUSH,)) + tape.number(self._since())
             self.flushed = True
@@ -317,11 +316,6 @@ class Taping:
                 self.limit("a flush that waits until the server is idle")
         elif not kind.startswith(HARMLESS):
             self.limit(f"the message {kind}")
-
-    def _abort_by_prefix(self, rid: str) -> None:
-        """SGLang also aborts each request with a longer id that begins with ``rid``."""
-        if any(other.startswith(rid) for other in self.live):
-            self.limit("an abort of several requests by the beginning of their ids")
 
     def _request(self, message: Any) -> None:
         params = message.sampling_params

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from g4debug.findings import tape
-from g4debug.findings.tape import Flush, How, Recording, Why
+from g4debug.findings.tape import Abort, Flush, How, Recording, Why
 from g4debug.findings.tape_record import data
 from g4debug.settings import Settings
 from g4debug.tracers.base import Context
@@ -149,6 +149,15 @@ def test_a_request_that_ends_while_it_waits_is_forgotten() -> None:
     server.rest(2)
     assert not server.taping.live
     assert server.read().requests[1].how is How.ABORT
+
+
+def test_an_abort_is_of_each_request_whose_id_begins_so() -> None:
+    server = Server()
+    server.round(*(asked(rid, [1]) for rid in ("0-1", "0-2", "0-12")))
+    server.round(abort("0-1"))
+    server.round(abort("7"))
+    aborts = [x for x in server.read().given if isinstance(x, Abort)]
+    assert [(x.round, x.whose) for x in aborts] == [(2, 1), (2, 3), (3, tape.UNKNOWN)]
 
 
 def test_after_a_flush_the_tape_begins_anew_and_what_was_before_goes() -> None:
