@@ -32,7 +32,7 @@ class TokenizedGenerateReqInput(SimpleNamespace):
     pass
 
 
-def scheduler() -> SimpleNamespace:
+def scheduler(page: int = 64) -> SimpleNamespace:
     allocator = SimpleNamespace(
         size_full=64 * 4096,
         size_swa=64 * 2048,
@@ -42,7 +42,7 @@ def scheduler() -> SimpleNamespace:
         full_to_swa_index_mapping=torch.arange(64 * 4096),
     )
     return SimpleNamespace(
-        page_size=64, forward_ct=0, new_token_ratio=0.7, schedule_policy="fcfs", waiting_queue=[],
+        page_size=page, forward_ct=0, new_token_ratio=0.7, schedule_policy="fcfs", waiting_queue=[],
         token_to_kv_pool_allocator=allocator, tree_cache=None, is_fully_idle=lambda: False,
         running_batch=None, server_args=SimpleNamespace(speculative_algorithm="NEXTN"),
     )  # fmt: skip
@@ -89,12 +89,20 @@ def main() -> None:
             taping.result(None, it, batch, result)
 
         print(f"a step of {rows} requests: {microseconds(step, 2000):.1f} us")
-    for tokens in (100, 1000, 8000, 100_000):
-        taping = Taping(Context.alone("flight-recorder", Settings(debug=True)))
-        taping.begin(it)
-        request = asked("r", [*range(tokens)])
-        us = microseconds(lambda t=taping, r=request: t.round(it, [r]), 20)  # type: ignore[misc]
-        print(f"a prompt of {tokens} tokens: {us:.0f} us")
+    for page in (64, 16, 8, 1):
+        server = scheduler(page)
+        for tokens in (100, 1000, 8000, 100_000):
+            taping = Taping(Context.alone("flight-recorder", Settings(debug=True)))
+            taping.begin(server)
+            request, before = asked("r", [*range(tokens)]), len(taping.ring.now)
+
+            def round(t: Taping = taping, r: object = request, s: object = server) -> None:
+                t.round(s, [r])
+
+            round()
+            size = len(taping.ring.now) - before
+            us = microseconds(round, 20)
+            print(f"a prompt of {tokens} tokens, pages of {page}: {us:.0f} us, {size} bytes")
     answer = SimpleNamespace(
         rid="r", output_ids=[*range(300)], finished_reason=None, finished=lambda: True
     )

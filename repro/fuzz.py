@@ -5,7 +5,8 @@ and traffic are drawn by its seed, so a seed is enough to have the same server a
 is armed in mode ``raise``, which stops at the first finding. A finding is bad in any case: it is
 false, or it is a bug of SGLang's, and somebody has to look. Where an armed server ends or stands
 without one, the same server runs without tracers. If it ends in the same way, that is SGLang's own
-and proves nothing; if not, it is bad.
+and proves nothing; if not, it is bad. From the tape of a good server its scheduler then decides
+again, by ``g4debug replay``. A step that differs is bad, too.
 
 With ``--corrupt`` it is the other way round: a seed draws what is corrupted in a server, where,
 when and to which value, and the tracers must tell it. The corruption is made inside of all hooks,
@@ -27,6 +28,7 @@ from harness import render
 from harness.options import Parser, logs
 from harness.processes import Outcome, script
 from harness.render import Block
+from harness.replays import replayed
 from harness.tracers import RECORDS
 from harness.verdicts import not_completed
 from rich.console import Console
@@ -84,7 +86,11 @@ def one(seed: int, folder: Path) -> tuple[str, str, float]:
     if armed.completed:
         status = armed.result["status"]
         checks = sum(checked_of(counts(status)).values())
+        same, told = replayed(folder)
+        if not same:
+            return BAD, f"Replayed: {told}", armed.seconds
         text = f"{armed.result['requests']} requests, {checks} checks, no finding."
+        text += f" Replayed: {told}."
         if idle := ", ".join(r["name"] for r in status if r["off"]):
             text += f" Nothing to check here: {idle}."
         return GOOD, text, armed.seconds

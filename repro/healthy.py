@@ -2,11 +2,13 @@
 
 Each group of workloads runs on an engine of its own: real SGLang on the CPU engine, once without
 tracers and once with every tracer in ``raise`` mode, which stops at the first finding. The last one
-is a real ``launch_server`` under HTTP load. The page docs/healthy-RELEASE.md is written from the
+is a real ``launch_server`` under HTTP load. From the tape of the engine with tracers its scheduler
+then decides again, by ``g4debug replay``. The page docs/healthy-RELEASE.md is written from the
 results.
 
 The exit code is 0 if there is no finding, the tokens are the same, every feature really came into
-play and every tracer really checked something. It is 1 if not, and 2 for wrong arguments.
+play, every tracer really checked something, and all steps of the replay are equal or the tape says
+what it cannot carry. It is 1 if not, and 2 for wrong arguments.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from harness.options import Parser, logs
 from harness.processes import script
 from rich.console import Console
 from suites.healthy.groups import groups
-from suites.healthy.run import Ran, Served, judge, keep, kept, refused, serve, start
+from suites.healthy.run import Ran, Served, judge, keep, kept, refused, replay, serve, start
 from suites.healthy.table import block, markdown, served_block
 from suites.healthy.workload import Group
 
@@ -40,7 +42,10 @@ def run(group: Group, folder: Path) -> Ran:
     with ThreadPoolExecutor(2) as pool:
         plain = pool.submit(start, group, False, folder) if compared else None
         armed = pool.submit(start, group, True, folder)
-        return judge(group, plain.result() if plain else None, armed.result(), folder)
+        ran = judge(group, plain.result() if plain else None, armed.result(), folder)
+    if ran.good:
+        replay(ran, folder)
+    return ran
 
 
 def serve_or_kept(minutes: float, folder: Path) -> Served:

@@ -31,6 +31,7 @@ BASE: Final[Mapping[str, Any]] = {
     "skip_server_warmup": True,
     "random_seed": 0,
 }
+ITS_PAGES: Final = (16, 32, 64)  # tokens of a page that its attention backend takes
 # From 0.5.14 on disable_cuda_graph is for both kinds, and SGLang does not know this argument.
 PIECEWISE: Final[Mapping[str, Any]] = {"disable_piecewise_cuda_graph": True}
 _kept: deque[socket.socket] = deque(maxlen=64)
@@ -44,6 +45,11 @@ MTP: Final[Mapping[str, Any]] = {
     "speculative_eagle_topk": 1,
     "speculative_num_draft_tokens": 4,
 }
+
+
+def backend_for(page: int) -> str:
+    """The attention backend with which SGLang runs here with pages of so many tokens."""
+    return str(BASE["attention_backend"]) if page in ITS_PAGES else "triton"
 
 
 def server_arguments(

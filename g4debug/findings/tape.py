@@ -19,10 +19,14 @@ An event is a code and numbers, each in as few bytes as it needs (LEB128):
 | ``ACCEPT`` | for one verify, how many tokens each row got |
 | ``STEP`` | a running checksum of the host's numbers at the beginning of each step |
 | ``PAGES`` | every so many steps: the step, and a digest of the places of all pages |
+| ``REFRESHES`` | behind a ``START``: a count of SGLang's, see ``Recording`` |
 
 A *round* is one pass of the event loop; of idle rounds in a row only two count. A tape is cut into
 *chunks*, each beginning with a ``START``. If there is no room, the oldest chunk is dropped. This
 module imports neither torch nor sglang.
+
+A page has one *part*, or two: its first token and the rest. Each part has a hash, which depends on
+all tokens before it, too (``parts``). So requests have as many bytes of hashes in common as parts.
 """
 
 from __future__ import annotations
@@ -35,13 +39,21 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Any
 
-FORMAT = 1
-HASH, FIRST = 8, 4  # bytes: of a page and all before it, and of its first token and all before it
+import numpy as np
+
+FORMAT = 2
+FORMATS = (1, 2)  # that are read; in format 1 no page had fewer than SMALL tokens
+SMALL = 16  # tokens: smaller pages are hashed together, block by block
+BLOCK = 64  # tokens of a block, or a little less, so that it has whole pages
+HASH, SHORT = 8, 4  # bytes: of a page's hash, and of a smaller page's or its first token's
 LARGEST = 1 << 40  # no number on a tape is larger
-MAX_TOKENS = 1 << 24  # of a request
+MAX_TOKENS = 1 << 22  # of a request
 MAX_PAGE = 1 << 12
 MAX_ROWS = 1 << 16
+MAX_EVENTS = 1 << 23  # of a tape that is read: it takes up to half a minute
+MAX_GIVEN = 1 << 19  # requests, aborts and flushes; some 300 bytes each when they were read
 MAX_START = 2 + 4 * 7 + 12  # bytes of a START
 UNKNOWN = 0  # the request of a row that is not on the tape; the others count from 1
 
@@ -60,6 +72,7 @@ class Code(IntEnum):
     ACCEPT = 7
     STEP = 8
     PAGES = 9
+    REFRESHES = 10
 
 
 class Why(IntEnum):
@@ -93,47 +106,100 @@ def number(n: int) -> bytes:
     return bytes(out)
 
 
+def parts(page: int, firsts: bool) -> tuple[tuple[int, int], ...]:
+    """The parts of a page: of each, how many tokens it has, and how many bytes its hash.
+
+    firsts: whether the first token is told apart from the rest. With EAGLE's keys, which are pairs
+    of tokens, the last key of a page has the first token of the next one.
+    """
+    size = HASH if page >= SMALL else SHORT
+    return ((1, SHORT), (page - 1, size)) if firsts and page > 1 else ((page, size),)
+
+
 class Chain:
     """Hashes a growing sequence of tokens page by page. Each hash is of all that is before, too.
 
-    firsts: whether the first token of each page is told apart from the rest. With EAGLE's keys,
-    which are pairs of tokens, the last key of a page has the first token of the next one.
+    firsts: see ``parts``.
     """
 
-    __slots__ = ("_firsts", "_key", "_page", "_state", "done")
+    __slots__ = ("_block", "_firsts", "_key", "_page", "_state", "done")
 
     def __init__(self, key: bytes, page: int, firsts: bool, salt: str = "") -> None:
         self._key, self._page, self._firsts = key, page, firsts
+        self._block = page if page >= SMALL else BLOCK // page * page
         # The salt keeps requests of other tenants apart, as it does in SGLang's prefix cache.
-        self._state = self._hash(salt.encode("utf-8", "surrogatepass"), HASH) if salt else b""
-        self.done = 0  # tokens of the pages that were hashed
+        self._state = b""
+        if salt or page < SMALL:
+            size = HASH if page >= SMALL else _SECRET
+            self._state = self._hash(salt.encode("utf-8", "surrogatepass"), size)
+        self.done = 0  # tokens of the blocks that were hashed; what is behind is needed again
 
     def _hash(self, data: bytes, size: int) -> bytes:
         return hashlib.blake2b(data, key=self._key, digest_size=size).digest()
 
-    def feed(self, tokens: Sequence[int]) -> bytes:
-        """Hash the pages that ``tokens`` fills; it begins where the last full page ended."""
-        raw = memoryview(_packed(tokens)).cast("B")
+    def feed(self, rest: Sequence[int], known: int = 0) -> bytes:
+        """The hashes of the pages from the one on in which the first ``known`` tokens end.
+
+        rest: the tokens behind the first ``done``. The last page may be full or not; the chain can
+        go on in it.
+        """
+        raw = _packed(rest)
+        hashes = self._large(raw) if self._page >= SMALL else self._small(raw, known)
+        self.done += len(rest) // self._block * self._block
+        return hashes
+
+    def _large(self, raw: bytes) -> bytes:
         out, state, size = [], self._state, 4 * self._page
-        for at in range(0, len(raw) - size + 1, size):
+        full = len(raw) // size * size
+        for at in range(0, full, size):
             if self._firsts:
-                out.append(self._hash(state + raw[at : at + 4], FIRST))
+                out.append(self._hash(state + raw[at : at + 4], SHORT))
             state = self._hash(state + raw[at : at + size], HASH)
             out.append(state)
         self._state = state
-        self.done += len(tokens) // self._page * self._page
+        if self._firsts and full < len(raw):
+            out.append(self._hash(state + raw[full : full + 4], SHORT))
         return b"".join(out)
 
-    def end(self, rest: Sequence[int]) -> bytes:
-        """The hash for a last page that is not full; the chain can go on as if it had not been."""
-        if not len(rest) or not self._firsts:
-            return b""
-        return self._hash(self._state + struct.pack("<i", rest[0]), FIRST)
+    def _small(self, raw: bytes, known: int) -> bytes:
+        """A hash of BLAKE2b for each token takes too long: it takes one for each block.
+
+        That is a secret, from which numpy makes the hash of each part in the next block. It is
+        written nowhere, and depends on the key and on all tokens before the block.
+        """
+        block, size = self._block, 4 * self._block
+        secrets = [self._state]
+        for at in range(0, len(raw) - size + 1, size):
+            secrets.append(self._hash(secrets[-1] + raw[at : at + size], _SECRET))
+        self._state = secrets[-1]
+        tokens = np.frombuffer(raw, dtype="<u4")
+        keys = np.frombuffer(b"".join(secrets), dtype="<u8").reshape(-1, 1, _SECRET // 8)
+        mixed = np.zeros(len(secrets) * block, dtype="u8")
+        mixed[: len(tokens)] = tokens
+        mixed = mixed.reshape(-1, block) | np.arange(block, dtype="u8") << np.uint64(32)
+        mixed = np.cumsum(mix(mixed ^ keys[..., 0]) ^ keys[..., 1], axis=1, dtype="u8")
+        for n in range(2, 5):
+            mixed = mix(mixed ^ keys[..., n])
+        begin = known // self._page * self._page - self.done
+        places = np.arange(begin, len(tokens)) % self._page
+        kept = (places == self._page - 1) | (self._firsts & (places == 0))
+        hashes = mixed.reshape(-1)[begin : len(tokens)] >> np.uint64(32)
+        return bytes(hashes[kept].astype("<u4").tobytes())
 
     def copy(self) -> Chain:
         other = Chain(self._key, self._page, self._firsts)
         other._state, other.done = self._state, self.done
         return other
+
+
+_SECRET = 64  # bytes
+
+
+def mix(numbers: Any) -> Any:
+    """Mix the bits of each number, uint64: the finalizer of SplitMix64, which is one-to-one."""
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        numbers = (numbers ^ numbers >> np.uint64(shift)) * np.uint64(factor)
+    return numbers ^ numbers >> np.uint64(31)
 
 
 def _packed(tokens: Sequence[int]) -> bytes:
@@ -147,7 +213,8 @@ def _packed(tokens: Sequence[int]) -> bytes:
 def hash_bytes(page: int, tokens: int, before: int, firsts: bool) -> int:
     """How long the hashes of a request's pages are, from the page in which ``before`` ends on."""
     full = tokens // page - before // page
-    return full * (HASH + FIRST * firsts) + FIRST * (firsts and tokens % page > 0)
+    size = sum(size for _, size in parts(page, firsts))
+    return full * size + SHORT * (firsts and tokens % page > 0)
 
 
 class Ring:
@@ -208,10 +275,9 @@ class Start:
 
 @dataclass
 class Request:
-    """A request: ``id`` counts from 1. pages: the hashes of its pages, as (first token, page).
+    """A request: ``id`` counts from 1. hashes: of the parts of its pages, one after the other.
 
-    A hash of b'' is not known. logprobs_from: see SGLang's ``logprob_start_len``. accepted: the
-    tokens of each of its verifies.
+    logprobs_from: see SGLang's ``logprob_start_len``. accepted: the tokens of each of its verifies.
     """
 
     id: int
@@ -221,7 +287,7 @@ class Request:
     options: int
     logprobs_from: int
     priority: int
-    pages: list[tuple[bytes, bytes]]
+    hashes: bytes
     output: int = 0
     how: How = How.RUNNING
     accepted: bytearray = field(default_factory=bytearray)
@@ -245,7 +311,7 @@ class _End:
     id: int
     output: int
     how: How
-    pages: bytes
+    hashes: bytes
 
 
 @dataclass(frozen=True)
@@ -270,18 +336,27 @@ class _Pages:
 
 
 @dataclass(frozen=True)
+class _Refreshes:
+    count: int
+
+
+@dataclass(frozen=True)
 class Recording:
     """A tape that was read. given: what the scheduler got, in its order.
 
     begins: where it begins. checksums: of each step. pages: the digests, by the number of the step,
-    which counts from 1.
+    which counts from 1. refreshes: how often SGLang had looked for what waiting requests find in
+    the prefix cache; each so many times it marks that as used.
     """
 
     begins: Start
     requests: dict[int, Request]
     given: list[Request | Abort | Flush]
-    checksums: list[int]
+    checksums: array.array[int]
     pages: dict[int, int]
+    page: int  # tokens of a page
+    firsts: bool
+    refreshes: int = 0
 
     @property
     def steps(self) -> int:
@@ -300,10 +375,13 @@ def read(data: bytes, page: int, firsts: bool) -> Recording:
     begins: Start | None = None
     requests: dict[int, Request] = {}
     given: list[Request | Abort | Flush] = []
-    checksums: list[int] = []
+    checksums = array.array("H")
     pages: dict[int, int] = {}
     rows: tuple[int, ...] = ()
-    for at, event in _Reader(data, page, firsts).events():
+    refreshes = 0
+    for count, (at, event) in enumerate(_Reader(data, page, firsts).events()):
+        if count >= MAX_EVENTS or len(given) >= MAX_GIVEN:
+            raise TapeError(f"it has more than {MAX_EVENTS} events, or {MAX_GIVEN} requests")
         if begins is None:
             if type(event) is not Start:
                 raise TapeError("it does not begin with a start")
@@ -325,8 +403,10 @@ def read(data: bytes, page: int, firsts: bool) -> Recording:
             given.append(event)
         elif type(event) is _End:
             _end(requests.get(event.id), event, page, firsts)
-        elif type(event) is _Pages:
+        elif type(event) is _Pages and len(pages) <= len(checksums) + 1:
             pages[event.step - begins.steps] = event.digest
+        elif type(event) is _Refreshes and not checksums:
+            refreshes = event.count
         elif type(event) is Start:
             if event.steps != begins.steps + len(checksums):
                 raise TapeError(f"the steps do not count up to the start at byte {at}")
@@ -335,7 +415,7 @@ def read(data: bytes, page: int, firsts: bool) -> Recording:
     if begins is None:
         raise TapeError("it is empty")
     pages = {step: digest for step, digest in pages.items() if 1 <= step <= len(checksums)}
-    return Recording(begins, requests, given, checksums, pages)
+    return Recording(begins, requests, given, checksums, pages, page, firsts, refreshes)
 
 
 def _end(request: Request | None, end: _End, page: int, firsts: bool) -> None:
@@ -345,24 +425,8 @@ def _end(request: Request | None, end: _End, page: int, firsts: bool) -> None:
     if request.how is not How.RUNNING or request.output:
         raise TapeError(f"request {request.id} ends twice")
     request.output, request.how = end.output, end.how
-    request.pages = request.pages[: request.prompt // page] + _split(
-        end.pages, page, request.prompt + end.output, request.prompt, firsts
-    )
-
-
-def _split(
-    data: bytes, page: int, tokens: int, before: int, firsts: bool
-) -> list[tuple[bytes, bytes]]:
-    """The hashes of the pages from the one in which ``before`` ends on, as (first token, page)."""
-    out, at = [], 0
-    for _ in range(tokens // page - before // page):
-        first = data[at : at + FIRST] if firsts else b""
-        at += len(first)
-        out.append((first, data[at : at + HASH]))
-        at += HASH
-    if tokens % page:
-        out.append((data[at : at + FIRST] if firsts else b"", b""))
-    return out
+    begun = hash_bytes(page, request.prompt // page * page, 0, firsts)
+    request.hashes = request.hashes[:begun] + end.hashes
 
 
 def start_at(data: bytes, at: int) -> Start:
@@ -412,6 +476,8 @@ class _Reader:
             return Flush(self._next_round())
         if code == Code.START:
             return self._start()
+        if code == Code.REFRESHES:
+            return _Refreshes(self._number())
         raise TapeError(f"byte {at} begins no event that this g4debug knows ({code})")
 
     def _start(self) -> Start:
@@ -427,7 +493,7 @@ class _Reader:
         at, self.requests = self._next_round(), self.requests + 1
         prompt, longest = self._up_to(MAX_TOKENS), self._number() - 1
         options, start, priority = self._number(), self._number() - 1, self._number()
-        pages = self._take(hash_bytes(self.page, prompt, 0, self.firsts))
+        hashes = self._take(hash_bytes(self.page, prompt, 0, self.firsts))
         self.prompts[self.requests] = prompt
         return Request(
             id=self.requests,
@@ -437,7 +503,7 @@ class _Reader:
             options=options,
             logprobs_from=start,
             priority=priority >> 1 if not priority & 1 else -(priority >> 1) - 1,
-            pages=_split(pages, self.page, prompt, 0, self.firsts),
+            hashes=hashes,
         )
 
     def _ended(self) -> _End:

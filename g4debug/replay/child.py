@@ -14,6 +14,7 @@ import mmap
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from g4debug import cpu
+from g4debug.replay import memory
 
 EVERY = 0.2  # seconds between two news of a job
 _PR_SET_PDEATHSIG = 1
@@ -63,9 +65,11 @@ class Replayer:
         from g4debug.replay.tokens import FIRST_WORD, Tokens
 
         self.order, self.answers = order, answers
+        self.most, self.up = memory.most(), False
+        threading.Thread(target=self._watch_start, daemon=True).start()
         record = reading.read(Path(order.dump))
-        on, self.recording = recording_of(record)
-        tokens = Tokens(self.recording, on.page, order.vocab - FIRST_WORD)
+        _, self.recording = recording_of(record)
+        tokens = Tokens(self.recording, order.vocab - FIRST_WORD)
         self.feeder = Feeder(self.recording, tokens)
         self.job: dict[str, Any] | None = None  # of this fork
         self.steps = mmap.mmap(-1, 8)  # a fork tells its parent how far it is
@@ -79,6 +83,14 @@ class Replayer:
         self.feeder.install(hooks)
         hooks.before("scheduler.run_batch", At.FAULT, OWNER, self._step)
         hooks.around("scheduler.run_event_loop", At.FAULT, OWNER, self._loop)
+
+    def _watch_start(self) -> None:
+        """End with a reason before the machine's memory is full. Later ``_wait`` looks."""
+        while not self.up:
+            if memory.taken(os.getpid()) > self.most:
+                self._tell(failed=memory.too_much(self.most))
+                os._exit(1)
+            time.sleep(EVERY)
 
     def _step(self, *args: Any, **kwargs: Any) -> None:
         self.steps[:] = self.feeder.steps.to_bytes(8, "little")
@@ -150,7 +162,7 @@ class Replayer:
         from g4debug.replay.feeder import mute
 
         mute(scheduler)
-        self.scheduler = scheduler
+        self.scheduler, self.up = scheduler, True
         self._tell(ready=True)
         for line in sys.stdin:
             job = json.loads(line)
@@ -163,17 +175,19 @@ class Replayer:
         os._exit(0)
 
     def _wait(self, pid: int, job: dict[str, Any]) -> None:
-        end = time.monotonic() + job["seconds"]
-        while time.monotonic() < end:
+        end, large = time.monotonic() + job["seconds"], False
+        while time.monotonic() < end and not large:
             found, status = os.waitpid(pid, os.WNOHANG)
             if found:
                 break
+            large = memory.taken(pid) > self.most
             self._tell(steps=int.from_bytes(self.steps[:], "little"))
             time.sleep(EVERY)
         else:
             os.kill(pid, signal.SIGKILL)
             _, status = os.waitpid(pid, 0)
-        self._tell(done=job["result"], status=status, pid=pid)
+        why = memory.too_much(self.most) if large else ""
+        self._tell(done=job["result"], status=status, pid=pid, large=why)
 
     # --- a fork ----------------------------------------------------------------------------------
 

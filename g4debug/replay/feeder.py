@@ -16,11 +16,11 @@ from typing import Any
 import torch
 
 from g4debug.findings import tape
-from g4debug.findings.tape import Abort, Flush, Recording, Request
+from g4debug.findings.tape import Abort, Flush, How, Recording, Request
 from g4debug.hooking.arguments import argument
 from g4debug.hooking.hooks import Hooks, Order
 from g4debug.replay.tokens import FIRST_WORD, Tokens
-from g4debug.tracers.flight_recorder.taping import Rounds
+from g4debug.tracers.flight_recorder.taping import REFRESHES, Rounds
 
 OWNER = "replay"
 BEHIND = 3  # steps behind the last recorded one: a finding may be told later than it was made
@@ -67,6 +67,7 @@ class Feeder:
         hooks.around("scheduler.recv_requests", order, OWNER, self.receive)
         hooks.before("scheduler.on_idle", order, OWNER, self.idle)
         hooks.before("scheduler.run_batch", order, OWNER, self.run)
+        hooks.around("req.stops", order, OWNER, self.stops)
         hooks.before("runner.sample", order, OWNER, self.sample)
         hooks.around("runner.sampler", order, OWNER, self.sampler)
         hooks.before("worker.verify", order, OWNER, self.verify)
@@ -83,6 +84,8 @@ class Feeder:
             scheduler.new_token_ratio = begins.ratio
         else:
             tracker.current = begins.ratio
+        if hasattr(getattr(scheduler, "policy", None), REFRESHES):
+            setattr(scheduler.policy, REFRESHES, self.recording.refreshes)
         self._on = True
 
     # --- requests --------------------------------------------------------------------------------
@@ -175,6 +178,17 @@ class Feeder:
             if request is not None and row < len(words):
                 words[row] = self.tokens.at(request, n)
         return tokens.copy_(tokens.new_tensor(words))
+
+    def stops(self, call_next: Callable[..., Any], req: Any, *args: Any, **kwargs: Any) -> Any:
+        """A stop string also ends a request that ignores stop tokens. A token stands for it."""
+        params, request = req.sampling_params, self.given.get(req.rid)
+        ignores = params.ignore_eos
+        if request is not None and request.how is How.STOP:
+            params.ignore_eos = False
+        try:
+            return call_next(req, *args, **kwargs)
+        finally:
+            params.ignore_eos = ignores
 
     def verify(self, worker: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
         if self._on and not batch.forward_mode.is_idle():

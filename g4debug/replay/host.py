@@ -81,6 +81,8 @@ class Host:
             log = Path(f"{result}.log")
             said = log.read_text(errors="replace").strip().splitlines()[-1:] if log.exists() else []
             error = f"exit status {news['status']}: {''.join(said)[:300]}"
+            if news["large"]:
+                return Outcome("large", news["large"], None, {}, records, None, 0, took)
             return Outcome("late" if late else "died", error, None, {}, records, None, 0, took)
         found = json.loads(result.read_text())
         if found.get("last"):

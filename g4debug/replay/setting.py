@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from g4debug import backends, speculation
-from g4debug.cpu.server import BASE
+from g4debug.cpu.server import backend_for
 from g4debug.findings import tape
 from g4debug.findings.record import Plain, Tape, TrapRecord
 from g4debug.findings.tape import Recording
 from g4debug.findings.tape_record import data
 from g4debug.hooking.targets import CPU
-from g4debug.replay.tokens import children
+from g4debug.replay.tokens import STOPS, children
 
 
 class CannotReplay(Exception):
@@ -68,10 +68,9 @@ def recording_of(record: TrapRecord) -> tuple[Tape, Recording]:
             "the dump has no tape: it is of an older g4debug, flight-recorder was not armed, "
             "G4DEBUG_TAPE was 0, or the tape did not fit into G4DEBUG_MAX_DUMP_MB"
         )
-    if on.format != tape.FORMAT:
-        raise CannotReplay(
-            f"its tape has the format {on.format}, and this g4debug reads {tape.FORMAT}"
-        )
+    if on.format not in tape.FORMATS:
+        known = " and ".join(map(str, tape.FORMATS))
+        raise CannotReplay(f"its tape has the format {on.format}, and this g4debug reads {known}")
     if on.limits:
         raise CannotReplay(f"a tape cannot carry what was used there: {'; '.join(on.limits)}")
     try:
@@ -100,10 +99,10 @@ def setting_of(record: TrapRecord, on: Tape, recording: Recording) -> Setting:
         raise CannotReplay("several draft paths (speculative_eagle_topk) were never replayed")
     if facts.get("size_swa") is None:
         raise CannotReplay("its KV pool is not divided for sliding layers, as Gemma-4's is")
-    words = children(recording) * 5 // 4
+    words = children(recording) * 5 // 4 + STOPS
     vocab = max(VOCAB, CENTROIDS * math.ceil((words + 8) / CENTROIDS))
     if vocab > MOST_WORDS:
-        raise CannotReplay(f"{words} prompts go on differently behind one page, too many to tell")
+        raise CannotReplay(f"{words} prompts go on differently at one place, too many to tell")
     arguments = _arguments(record, facts, notes)
     ranks = record.arguments.get("tp_size")
     if isinstance(ranks, int) and ranks > 1:
@@ -145,8 +144,9 @@ def _arguments(record: TrapRecord, facts: Mapping[str, Plain], notes: list[str])
         if value in known:
             found[name] = value
         elif value not in (None, HIDDEN, "default"):
-            found[name] = BASE["attention_backend"]
+            found[name] = backend_for(page)
             notes.append(f"{name}={value} is {found[name]} here")
+    found.setdefault("attention_backend", backend_for(page))
     chunk = facts.get("chunked_prefill_size")
     return found | {
         "page_size": page,

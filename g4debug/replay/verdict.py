@@ -319,6 +319,7 @@ def pages(record: TrapRecord) -> tuple[object, ...]:
 def _end_of(outcome: Outcome) -> str:
     return {
         "late": f"did not come to the end of the tape in {outcome.seconds:.0f} s",
+        "large": f"was ended: {outcome.error}",
         "stuck": "stood still in the middle of the tape",
         "died": f"ended without a word: {outcome.error}",
         "raised": f"raised {outcome.error}",

@@ -152,6 +152,11 @@ def child(
     return [*start, str(CHILD), module, device, str(result), json.dumps(dict(arguments))]
 
 
+def without_switches() -> dict[str, str]:
+    """Our environment for a child: the switches of whoever called the script must not leak in."""
+    return {k: v for k, v in os.environ.items() if not _SWITCH.match(k)}
+
+
 def run_child(
     name: str,
     module: str,
@@ -176,8 +181,7 @@ def run_child(
     result.unlink(missing_ok=True)
     command = child(module, device, result, arguments, *python)
     log = folder / f"{name}.log"
-    # The switches of whoever called the script must not leak into a child.
-    base = {k: v for k, v in os.environ.items() if not _SWITCH.match(k)}
+    base = without_switches()
     if device == "cpu":
         base = cpu.environment(base)
     begin = time.monotonic()

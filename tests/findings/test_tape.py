@@ -42,7 +42,6 @@ class Writer:
     def request(self, rounds: int, tokens: list[int], longest: int | None, priority: int) -> int:
         chain = Chain(KEY, self.page, self.firsts)
         hashes = chain.feed(tokens)
-        hashes += chain.end(tokens[chain.done :])
         self.count += 1
         self.round += rounds
         head = tape.request(rounds, len(tokens), longest, tape.IGNORES_EOS, -1, priority)
@@ -52,10 +51,7 @@ class Writer:
 
     def end(self, whose: int, output: list[int], how: How) -> None:
         chain, tokens = self.live.pop(whose)
-        done = chain.done
-        rest = [*tokens[done:], *output]
-        hashes = chain.feed(rest)
-        hashes += chain.end(rest[chain.done - done :])
+        hashes = chain.feed([*tokens[chain.done :], *output], len(tokens))
         self.parts.append(tape.end(whose, len(output), how, len(tokens)) + hashes)
 
     def step(self, checksum: int) -> None:
@@ -102,7 +98,7 @@ def some(seed: int, page: int = PAGE, firsts: bool = True, events: int = 60) -> 
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 1 << 30), st.sampled_from([1, 16, 64]), st.booleans())
+@given(st.integers(0, 1 << 30), st.sampled_from([1, 2, 8, 16, 64]), st.booleans())
 def test_what_was_written_is_read(seed: int, page: int, firsts: bool) -> None:
     writer, want = some(seed, page, firsts)
     read = tape.read(writer.data, page, firsts)
@@ -114,19 +110,21 @@ def test_what_was_written_is_read(seed: int, page: int, firsts: bool) -> None:
         assert list(got.accepted) == accepted
         assert got.longest == (-1 if longest is None else longest)
         whole = prompt + output if how is not How.RUNNING else prompt
-        assert len(got.pages) == -(-len(whole) // page)
+        assert len(got.hashes) == tape.hash_bytes(page, len(whole), 0, firsts)
+        size = tape.hash_bytes(page, page, 0, firsts)
         for other, (p2, o2, h2, *_) in want.items():
             both = p2 + o2 if h2 is not How.RUNNING else p2
-            ends = zip(got.pages, read.requests[other].pages, strict=False)
-            for k, ((_, hash), (_, hash2)) in enumerate(ends, 1):
-                if hash and hash2:  # equal if and only if all up to the page's end is
-                    assert (hash == hash2) == (whole[: k * page] == both[: k * page])
+            for k in range(1, min(len(whole), len(both)) // page + 1):
+                # equal if and only if all up to the page's end is
+                same = got.hashes[: k * size] == read.requests[other].hashes[: k * size]
+                assert same == (whole[: k * page] == both[: k * page])
 
 
-def test_only_who_has_the_key_can_tell_what_a_hash_is_of() -> None:
+@pytest.mark.parametrize("page", [1, 8, 16])
+def test_only_who_has_the_key_can_tell_what_a_hash_is_of(page: int) -> None:
     tokens = list(range(32))
-    assert Chain(KEY, 16, True).feed(tokens) != Chain(bytes(31) + b"\1", 16, True).feed(tokens)
-    assert Chain(KEY, 16, True, "tenant").feed(tokens) != Chain(KEY, 16, True).feed(tokens)
+    assert Chain(KEY, page, True).feed(tokens) != Chain(bytes(31) + b"\1", page, True).feed(tokens)
+    assert Chain(KEY, page, True, "tenant").feed(tokens) != Chain(KEY, page, True).feed(tokens)
 
 
 @settings(max_examples=200, deadline=None)
@@ -160,6 +158,23 @@ def test_hostile_tapes_are_refused_at_once(name: str) -> None:
     with pytest.raises(TapeError, match=why):
         tape.read(hostile, PAGE, True)
     assert time.monotonic() - begin < 1
+
+
+@pytest.mark.parametrize(
+    "event", [bytes((Code.FLUSH, 0)), tape.request(0, 1, 1, 0, 0, 0), bytes((Code.ROWS, 0))]
+)
+def test_hostile_tapes_take_little_memory(monkeypatch: pytest.MonkeyPatch, event: bytes) -> None:
+    monkeypatch.setattr(tape, "MAX_EVENTS", 5000)
+    monkeypatch.setattr(tape, "MAX_GIVEN", 1000)
+    tape.read(HEAD + 900 * event, PAGE, False)
+    with pytest.raises(TapeError, match="more than 5000 events, or 1000 requests"):
+        tape.read(HEAD + 6000 * event, PAGE, False)
+
+
+def test_there_are_no_more_digests_than_steps() -> None:
+    digest = b"".join(bytes((Code.PAGES,)) + tape.number(n) + bytes(8) for n in range(1, 100))
+    steps = bytes((Code.STEP, 0, 0)) * 200
+    assert len(tape.read(HEAD + digest + steps, PAGE, False).pages) <= 2
 
 
 def test_a_request_ends_once() -> None:

@@ -26,12 +26,14 @@ ENGINE_ARGUMENTS = {
 }
 
 
-def recorded(folder: Path, mtp: bool, requests: int, **environ: str) -> TrapRecord:
+def recorded(
+    folder: Path, mtp: bool, requests: int, engine: dict[str, Any] | None = None, **environ: str
+) -> TrapRecord:
     """The dump that is left: of a finding, or of a healthy server that was asked for its tape."""
     target = folder / "tape.pt"
     order = {
-        "seed": 2, "requests": requests, "together": 5, "mtp": mtp, "engine": ENGINE_ARGUMENTS,
-        "tape": str(target),
+        "seed": 2, "requests": requests, "together": 5, "mtp": mtp,
+        "engine": {**ENGINE_ARGUMENTS, **(engine or {})}, "tape": str(target),
     }  # fmt: skip
     run = drive(folder, DRIVER, json.dumps(order), SGLANG_TRTLLM_MHA_DEBUG="1", **environ)
     if target.exists():
@@ -77,6 +79,17 @@ def test_a_healthy_server_with_mtp_decides_the_same_in_each_step(
     assert result["code"] == 0, result
     assert result["equal"] == result["steps"] == healthy.tape.steps > 80
     assert result["pages_compared"] >= 7
+
+
+@pytest.mark.parametrize("mtp", [True, False], ids=["mtp", "plain"])
+def test_pages_of_one_token(mtp: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As SGLang has them by default, with most attention backends."""
+    record = recorded(tmp_path, mtp, 16, {"attention_backend": "triton", "page_size": 1})
+    assert record.tape is not None
+    assert record.tape.page == 1
+    result = replay(tmp_path, record, capsys, "--pages-only")
+    assert result["code"] == 0, result
+    assert result["equal"] == result["steps"] == record.tape.steps > 30
 
 
 def test_a_tape_that_was_changed_is_told(

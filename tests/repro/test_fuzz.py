@@ -144,9 +144,11 @@ def servers(fuzz, ran, monkeypatch):
                 dump(folder)
                 return ran(status=1)
             what = armed if with_tracers else bare
-            return ran() if what == "completes" else ran(status=None)
+            return ran(status=None) if what == "hangs" else ran()
 
         monkeypatch.setattr(fuzz, "start", start)
+        told = (False, "states differ") if armed == "decides otherwise" else (True, "9 of 9")
+        monkeypatch.setattr(fuzz, "replayed", lambda folder: told)
         return started
 
     return put
@@ -156,6 +158,7 @@ def servers(fuzz, ran, monkeypatch):
     ("armed", "bare", "code", "said", "runs"),
     [
         ("completes", "completes", 0, "2 good, 0 bad, 0 proves nothing.", [True, True]),
+        ("decides otherwise", "completes", 1, "0 good, 2 bad, 0 proves nothing.", [True, True]),
         ("finding", "hangs", 1, "0 good, 2 bad, 0 proves nothing.", [True, True]),
         ("hangs", "completes", 1, "0 good, 2 bad, 0 proves nothing.", [True, False] * 2),
         # Where no server did what it was asked for, nothing was tried.

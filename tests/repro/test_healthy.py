@@ -31,9 +31,10 @@ def test_the_short_subset_runs_without_a_finding(script):
     assert re.search(r"5 workloads, \d+ requests, \d+ checks, no finding\.", done.stdout)
     page = PAGE.read_text()
     (engine,) = (line for line in page.splitlines() if line.startswith("| `short` |"))
-    counts = [int(cell) for cell in engine.split("|")[3:-1]]
+    counts = [int(cell) for cell in engine.split("|")[3:-2]]
     assert len(counts) == CHECKERS
     assert all(counts)
+    assert "no: " in engine  # sessions
     assert "ended by EOS" in page
 
 
@@ -90,6 +91,17 @@ def test_a_finding(healthy, group, runs, tmp_path):
     assert ran.problem.startswith("a finding: g4debug: pool-leak while busy: 5 pages")
     healthy.keep(ran, tmp_path / "kept")
     assert healthy.kept(group, tmp_path / "kept") is None  # it has to run again
+
+
+@pytest.mark.parametrize("passed", [True, False])
+def test_a_replay(healthy, group, runs, tmp_path, monkeypatch, passed):
+    monkeypatch.setattr(healthy.replays, "replayed", lambda folder: (passed, "9 of 9"))
+    ran = healthy.judge(group, *runs, tmp_path)
+    healthy.replay(ran, tmp_path)
+    assert (ran.good, ran.replayed) == ((True, "9 of 9") if passed else (False, ""))
+    table = importlib.import_module("suites.healthy.table")
+    assert ("Replayed: 9 of 9." if passed else "replayed: 9 of 9") in table.block(ran).what
+    assert ("| 9 of 9 |" in table.markdown([ran], None)) == passed
 
 
 def test_a_finding_of_an_earlier_run_is_not_one_of_this(healthy, group, runs, tmp_path):

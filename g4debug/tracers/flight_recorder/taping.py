@@ -26,7 +26,6 @@ from g4debug.tracers.base import Context
 from g4debug.tracers.flight_recorder.page_digests import EVERY, PageDigests
 
 LOST = "it cannot carry this"
-SMALLEST_PAGE = 16  # tokens: with smaller pages the hashes would take too long
 REMEMBERED = 256  # requests that have ended, and may still be in a result on its way
 
 # Settings by which the scheduler decides, beside the requests; SGLang's names. Read at start.
@@ -42,6 +41,11 @@ RATIOS = ("init", "min", "decay")  # of the share of their longest output that r
 SPECULATION = (
     "speculative_algorithm", "speculative_num_draft_tokens", "speculative_eagle_topk"
 )  # fmt: skip
+
+POLICIES = ("fcfs", "lof", "dfs-weight", "lpm")
+# With lpm it counts whether waiting requests have so many tokens in common, whatever a page is.
+LPM_TOKENS = 32
+REFRESHES = "_waiting_prefix_refresh_calls"  # SGLang's, from 0.5.23 on
 
 # Messages that do not change where pages go, by the beginning of their names.
 HARMLESS = (
@@ -178,9 +182,9 @@ class Taping:
         self.facts = facts(scheduler)
         self.page = int(scheduler.page_size)
         self.speculates = self.facts["speculative_algorithm"] is not None
-        for why in unsupported(scheduler, self.page):
+        for why in unsupported(scheduler):
             self.limit(why)
-        self.on = self.page >= SMALLEST_PAGE
+        self.on = True
         self._start(Why.START)
 
     def _start(self, why: Why) -> None:
@@ -195,6 +199,9 @@ class Taping:
             ratio(scheduler),
             self.checksum,
         )
+        refreshes = getattr(getattr(scheduler, "policy", None), REFRESHES, 0)
+        if refreshes:
+            rest += bytes((Code.REFRESHES,)) + tape.number(refreshes)
         self.ring.start(why, self.steps, rest)
         self.ring.trim(self.steps)
 
@@ -298,11 +305,10 @@ class Taping:
         if kind == "TokenizedGenerateReqInput":
             self._request(message)
         elif kind == "AbortReq":
-            live = self.live.get(message.rid)
-            whose = -1 if message.abort_all else tape.UNKNOWN if live is None else live.id
-            now += bytes((Code.ABORT,)) + tape.number(self._since()) + tape.number(whose + 1)
-            if live is None and not message.abort_all and message.rid:
-                self._abort_by_prefix(message.rid)
+            # SGLang aborts each request whose id begins so.
+            ids = [one.id for rid, one in self.live.items() if rid.startswith(message.rid or "")]
+            for whose in (-1,) if message.abort_all else ids or (tape.UNKNOWN,):
+                now += bytes((Code.ABORT,)) + tape.number(self._since()) + tape.number(whose + 1)
         elif kind == "FlushCacheReqInput":
             now += bytes((Code.FLUSH,)) + tape.number(self._since())
             self.flushed = True
@@ -310,11 +316,6 @@ class Taping:
                 self.limit("a flush that waits until the server is idle")
         elif not kind.startswith(HARMLESS):
             self.limit(f"the message {kind}")
-
-    def _abort_by_prefix(self, rid: str) -> None:
-        """SGLang also aborts each request with a longer id that begins with ``rid``."""
-        if any(other.startswith(rid) for other in self.live):
-            self.limit("an abort of several requests by the beginning of their ids")
 
     def _request(self, message: Any) -> None:
         params = message.sampling_params
@@ -326,7 +327,6 @@ class Taping:
         salt = getattr(message, "extra_key", None), getattr(message, "cache_salt", None)
         chain = tape.Chain(self.key, self.page, self.speculates, repr(salt) if any(salt) else "")
         hashes = chain.feed(tokens)
-        hashes += chain.end(tokens[chain.done :])
         self.requests += 1
         self.live[message.rid] = Live(self.requests, chain, tokens)
         options = (
@@ -388,9 +388,7 @@ class Taping:
 def ending(live: Live, output: Any, how: How) -> bytes:
     """The ``END`` of a request."""
     done, prompt = live.chain.done, len(live.prompt)
-    rest = [*live.prompt[done:], *output]
-    hashes = live.chain.feed(rest)
-    hashes += live.chain.end(rest[live.chain.done - done :])
+    hashes = live.chain.feed([*live.prompt[done:], *output], prompt)
     return tape.end(live.id, len(output), how, prompt) + hashes
 
 
@@ -449,7 +447,7 @@ def facts(scheduler: Any) -> dict[str, Plain]:
     return {k: v for k, v in found.items() if v is None or isinstance(v, (bool, int, float, str))}
 
 
-def unsupported(scheduler: Any, page: int) -> Iterator[str]:
+def unsupported(scheduler: Any) -> Iterator[str]:
     """Features of this server that a tape cannot carry, in words."""
     args = scheduler.server_args
     for name, what in ARGUMENTS.items():
@@ -461,7 +459,7 @@ def unsupported(scheduler: Any, page: int) -> Iterator[str]:
         if int(server_argument(args, name, 1)) > 1:
             yield what
     policy = scheduler.schedule_policy
-    if policy != "fcfs":
+    if policy == "lpm" and LPM_TOKENS % scheduler.page_size:
+        yield f"the schedule policy lpm with pages of {scheduler.page_size} tokens"
+    elif policy not in POLICIES:
         yield f"the schedule policy {policy}"
-    if page < SMALLEST_PAGE:
-        yield f"pages of {page} tokens (it takes {SMALLEST_PAGE} and more)"

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from harness.engine import running
+from harness.replays import keep_tape
 from harness.tracers import of_one_rank
 
 from suites.fuzz.draw import draw, drive
@@ -28,4 +29,6 @@ def main(device: str, result: Path, seed: int) -> None:
         engine.loop.run_until_complete(drive(client, shape, seed))
         time.sleep(IDLE_SECONDS)
         told = {"requests": client.requests, "facts": client.facts, "status": of_one_rank()}
+        if told["status"]:
+            keep_tape(result.parent)
         result.write_text(json.dumps(told))

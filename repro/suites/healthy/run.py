@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from harness import replays
 from harness.processes import Outcome, child, run_child
 from harness.processes import group as process_group
 from harness.tracers import RECORDS, of_one_rank, on_one_rank
@@ -44,13 +45,17 @@ class Done:
 
 @dataclass
 class Ran:
-    """The result of one group. limits: what each tracer does not judge on this engine."""
+    """The result of one group. limits: what each tracer does not judge on this engine.
+
+    replayed: whether its scheduler decided the same again, in words.
+    """
 
     group: Group
     done: list[Done] = field(default_factory=list)
     limits: dict[str, str] = field(default_factory=dict)
     checked: dict[str, int] = field(default_factory=dict)
     problem: str = ""
+    replayed: str = ""
 
     @property
     def good(self) -> bool:
@@ -97,8 +102,8 @@ def launch(
 
 def forget(folder: Path) -> None:
     """Remove the dumps of an earlier run, which would be taken for findings of this one."""
-    for dump in (folder / "dumps").glob("*.pt"):
-        dump.unlink()
+    for dump in (*(folder / "dumps").glob("*.pt"), folder / replays.NAME):
+        dump.unlink(missing_ok=True)
 
 
 def judge(group: Group, plain: Outcome | None, armed: Outcome, folder: Path) -> Ran:
@@ -117,6 +122,15 @@ def judge(group: Group, plain: Outcome | None, armed: Outcome, folder: Path) -> 
         bare = plain.result.get(workload.id) if plain is not None else None
         ran.done.append(_judge(group, workload, found, bare, ran))
     return ran
+
+
+def replay(ran: Ran, folder: Path) -> None:
+    """Let the scheduler of a group that was good decide again."""
+    passed, told = replays.replayed(folder)
+    if passed:
+        ran.replayed = told
+    else:
+        ran.problem = f"replayed: {told}"
 
 
 def _judge(
@@ -252,8 +266,7 @@ def serve(minutes: float, folder: Path) -> Served:
 def keep(ran: Ran, path: Path) -> None:
     """Write a result, so that a script that was interrupted can go on."""
     done = [{**vars(d), "workload": d.workload.id} for d in ran.done]
-    told = {"done": done, "limits": ran.limits, "checked": ran.checked, "problem": ran.problem}
-    path.write_text(json.dumps(told))
+    path.write_text(json.dumps({**vars(ran), "group": "", "done": done}))
 
 
 def kept(group: Group, path: Path) -> Ran | None:
@@ -264,6 +277,7 @@ def kept(group: Group, path: Path) -> Ran | None:
     workloads = {w.id: w for w in group.workloads}
     if any(d.get("workload") not in workloads for d in data["done"]):
         return None
+    del data["group"]
     data["done"] = [Done(**{**d, "workload": workloads[d["workload"]]}) for d in data["done"]]
     ran = Ran(group, **data)
     return ran if ran.good else None

@@ -23,6 +23,7 @@ def block(ran: Ran) -> Block:
     if not what:
         requests, checks = sum(d.requests for d in ran.done), sum(map(_total, ran.done))
         what = f"{len(ran.done)} workloads, {requests} requests, {checks} checks, no finding."
+        what += f" Replayed: {ran.replayed}." if ran.replayed else ""
     return Block(group.id, ran.good, what, title=group.title)
 
 

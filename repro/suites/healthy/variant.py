@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.engine import running
+from harness.replays import keep_tape
 from harness.tracers import of_one_rank
 
 from suites.healthy.groups import group_of
@@ -62,4 +63,6 @@ def main(device: str, result: Path, name: str) -> None:
             }
             # After each: if the engine dies later, what was done before is still known.
             result.write_text(json.dumps(found))
+        if after:
+            keep_tape(result.parent)
     print("g4debug-repro: completed", flush=True)

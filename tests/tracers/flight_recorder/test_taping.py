@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from g4debug.findings import tape
-from g4debug.findings.tape import Flush, How, Recording, Why
+from g4debug.findings.tape import Abort, Flush, How, Recording, Why
 from g4debug.findings.tape_record import data
 from g4debug.settings import Settings
 from g4debug.tracers.base import Context
@@ -131,7 +131,8 @@ def test_requests_verifies_and_ends() -> None:
     assert (one.round, one.prompt, one.longest, one.how) == (1, 20, 9, How.RUNNING)
     assert (list(one.accepted), list(two.accepted)) == ([3, 2, 1], [1, 4])
     assert (two.output, two.how) == (5, How.LENGTH)
-    assert one.pages[0][1] == two.pages[0][1]  # they begin alike
+    first = tape.hash_bytes(PAGE, PAGE, 0, True)
+    assert one.hashes[:first] == two.hashes[:first]  # they begin alike
     assert (read.steps, read.begins.why) == (4, Why.START)
 
 
@@ -148,6 +149,15 @@ def test_a_request_that_ends_while_it_waits_is_forgotten() -> None:
     server.rest(2)
     assert not server.taping.live
     assert server.read().requests[1].how is How.ABORT
+
+
+def test_an_abort_is_of_each_request_whose_id_begins_so() -> None:
+    server = Server()
+    server.round(*(asked(rid, [1]) for rid in ("0-1", "0-2", "0-12")))
+    server.round(abort("0-1"))
+    server.round(abort("7"))
+    aborts = [x for x in server.read().given if isinstance(x, Abort)]
+    assert [(x.round, x.whose) for x in aborts] == [(2, 1), (2, 3), (3, tape.UNKNOWN)]
 
 
 def test_after_a_flush_the_tape_begins_anew_and_what_was_before_goes() -> None:
@@ -167,6 +177,38 @@ def test_after_a_flush_the_tape_begins_anew_and_what_was_before_goes() -> None:
         server.step(DECODE, SimpleNamespace(rid="b"), accepted=(1,))
     read = server.read()
     assert (read.begins.why, read.begins.steps, list(read.requests)) == (Why.FLUSH, 1, [2])
+
+
+def test_a_count_of_sglang_that_decides_is_taken_from_where_the_tape_begins() -> None:
+    server = Server()
+    server.scheduler.policy = SimpleNamespace(_waiting_prefix_refresh_calls=300)
+    server.round(FlushCacheReqInput(timeout_s=None))
+    server.round(asked("b", [1] * 40))
+    for _ in range(2 * EVERY):
+        server.step(DECODE, SimpleNamespace(rid="b"), accepted=(1,))
+    read = server.read()
+    assert (read.begins.why, read.refreshes) == (Why.FLUSH, 300)
+
+
+@pytest.mark.parametrize(
+    ("policy", "page", "carried"),
+    [
+        ("fcfs", 64, True),
+        ("lof", 64, True),
+        ("dfs-weight", 64, True),
+        ("lpm", 1, True),
+        ("lpm", 32, True),
+        ("lpm", 64, False),
+        ("random", 1, False),
+    ],
+)
+def test_schedule_policies_that_decide_by_what_is_on_the_tape(
+    policy: str, page: int, carried: bool
+) -> None:
+    server = Server()
+    server.scheduler.page_size, server.scheduler.schedule_policy = page, policy
+    server.taping.begin(server.scheduler)
+    assert any(policy in limit for limit in server.taping.limits) != carried
 
 
 def test_a_flush_of_a_busy_server_is_none() -> None:
@@ -215,13 +257,17 @@ def test_what_cannot_be_on_a_tape_is_said(message: Any, what: str) -> None:
     assert what in status.state
 
 
-def test_small_pages_make_no_tape() -> None:
+def test_pages_of_one_token_are_on_the_tape() -> None:
     server = Server()
     server.scheduler.page_size = 1
     server.taping.begin(server.scheduler)
-    server.round(asked("a", [1]))
-    assert server.taping.tape() is None
-    assert "pages of 1 tokens" in next(iter(server.taping.limits))
+    server.round(asked("a", [1] * 70), asked("b", [1] * 69 + [2]))
+    server.taping.released(ended("a", [3, 4]))
+    assert not server.taping.limits
+    one, two = server.read().requests.values()
+    assert (len(one.hashes), len(two.hashes)) == (4 * 72, 4 * 70)
+    assert one.hashes[: 4 * 69] == two.hashes[: 4 * 69]
+    assert one.hashes[4 * 69 : 4 * 70] != two.hashes[4 * 69 :]
 
 
 def test_after_a_failure_there_is_no_tape_and_the_recorder_goes_on(
