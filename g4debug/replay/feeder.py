@@ -26,6 +26,7 @@ from g4debug.tracers.flight_recorder.taping import Rounds
 OWNER = "replay"
 BEHIND = 3  # steps behind the last recorded one: a finding may be told later than it was made
 IDLE = 200  # idle rounds at the end: a server counts its pages while it has nothing to do
+SLOWER = 4  # times as many steps: requests wait for each other, or fewer tokens are accepted
 MANY = 64  # requests: with more nobody asks yet what each of them had reached
 STUCK = 20_000  # rounds in a row without a step
 HEALTH = "HEALTH_CHECK"  # begins the ids of SGLang's own requests
@@ -47,7 +48,7 @@ class Feeder:
         self.recording, self.tokens = recording, tokens
         self.requests = recording.requests
         self.queue: deque[tuple[Event, After | None]] = deque((e, None) for e in recording.given)
-        self.lag = 0
+        self.lag = self.accepted = 0  # accepted: by each verify; 0 for as many as there
         self.reached: list[dict[int, int]] = []  # at each event: see ``Outcome.reached``
         self._reqs: dict[int, Any] = {}  # SGLang's, by their ids
         self._gone: set[int] = set()  # aborted
@@ -61,7 +62,7 @@ class Feeder:
         self.nth: dict[int, int] = {}  # verifies of each request, up to now
         self.steps = self.forced = self.lacking = 0
         self._since_step = self.at_end = 0
-        self.most_idle = IDLE
+        self.most_idle, self.most_steps = IDLE, recording.steps + BEHIND
         self._on = self._partly = False
 
     def give(self, workload: Workload) -> None:
@@ -72,6 +73,9 @@ class Feeder:
         made = dataclasses.replace(self.recording, requests=self.requests)
         self.tokens = Tokens(made, page, words)
         self.lag, self._partly = workload.lag, True
+        self.accepted = next(iter(workload.accepted), 0)
+        if workload.after or workload.accepted:
+            self.most_steps *= SLOWER
 
     def install(self, hooks: Hooks) -> None:
         order = Order.FAULT
@@ -125,7 +129,7 @@ class Feeder:
         self._since_step += 1
         if not queue or (queue[0][1] is not None and self._met is None):
             self.at_end += idle > 0
-            done = not queue and self.steps >= self.recording.steps + BEHIND
+            done = not queue and self.steps >= self.most_steps
             if done or self.at_end > self.most_idle:
                 raise TapeEnd
         if self._since_step > STUCK:
@@ -266,6 +270,8 @@ class Feeder:
         return call_next(*args, **kwargs)
 
     def _accepted(self, request: Request) -> int:
+        if self.accepted:
+            return self.accepted
         nth = self.nth.get(request.id, 0)
         return request.accepted[nth] if nth < len(request.accepted) else 1
 

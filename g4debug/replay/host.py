@@ -66,6 +66,7 @@ class Host:
     ) -> None:
         self.process, self.answers, self.folder, self.dumps = process, answers, folder, dumps
         self.page, self.firsts = on.page, on.firsts
+        self.drafts = int(on.scheduler.get("speculative_num_draft_tokens") or 1)
         self.jobs = 0
 
     def run(

@@ -19,6 +19,7 @@ from g4debug.replay.workload import Workload
 from g4debug.reporters.replay import Kept, Replayed, Scripted, Shrunk
 from g4debug.settings import fix_switch
 
+TRAILS = 4  # workloads that are tried as a script, the smallest first
 EACH = 120.0  # seconds for one try
 MORE_IDLE = 20  # idle rounds that a try may have behind those with which the finding came
 
@@ -156,7 +157,7 @@ def _shrink(
     def told(tried: int, left: int) -> None:
         progress(-tried, left)
 
-    search = Shrinking(recording, running.page, try_it, begin + seconds, told)
+    search = Shrinking(recording, running.page, try_it, begin + seconds, told, running.drafts)
     best, record = search.run(), search.shown.record
     written = target is not None and record is not None
     if target is not None and record is not None:
@@ -176,17 +177,23 @@ def _script(
     search: Shrinking | None, made: setting.Setting, folder: Path, target: Path
 ) -> Scripted:
     """Write the smallest workload as plain SGLang, if it shows the bug when it runs."""
-    if search is None or search.best is None or search.shown.record is None:
+    if search is None or search.best is None:
         return Scripted("", "the finding did not come here a second time")
-    try:
-        found = script.made(
-            search.shown.record, made, search.recording, search.best, search.shown.reached,
-            search.page, folder,
-        )  # fmt: skip
-    except script.NoScript as e:
-        return Scripted("", str(e))
-    target.write_text(found.text)
-    return Scripted(str(target), found.shows)
+    last, reason = (search.best, search.shown), ""
+    trail = [*(step for step in search.trail if step[0] != search.best), last]
+    # A smaller one may hang on how many tokens are accepted, which a model decides for itself.
+    for workload, shown in trail[: -TRAILS - 1 : -1]:
+        assert shown.record is not None
+        try:
+            found = script.made(
+                shown.record, made, search.recording, workload, shown.reached, search.page, folder
+            )
+        except script.NoScript as e:
+            reason = reason or str(e)
+            continue
+        target.write_text(found.text)
+        return Scripted(str(target), found.shows)
+    return Scripted("", reason)
 
 
 def _kept(best: Workload, recording: Recording, page: int) -> Iterator[Kept]:

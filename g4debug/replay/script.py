@@ -63,9 +63,9 @@ def made(
     It runs once beside the tracers, which must find the same, and once without anything of
     g4debug's but the CPU engine, for what SGLang itself says.
     """
-    finding = record.finding
     if "G4DEBUG_FAULTS" in setting.environ:
         raise NoScript("the bug is a fault that g4debug injected, and plain SGLang has none")
+    finding = record.finding
     events, guessed = in_words_of_the_api(workload.events(recording, page), reached)
     words = Tokens(
         dataclasses.replace(

@@ -1,8 +1,8 @@
 """Makes a workload smaller, as long as the finding still comes.
 
-First events are left out, then pages, then ends of prompts. Then an event comes after another one
-and no longer in an exact round, and answers get shorter. What one stage does may let another one do
-more, so all of them go on until none can.
+First events are left out. Then an event comes after another one and no longer in an exact round,
+and each verify may accept few tokens or many. Then pages are left out, ends of prompts, and tokens
+of answers. What one stage does may let another one do more, so all go on until none can.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from g4debug.findings.record import TrapRecord
 from g4debug.findings.tape import Abort, How, Recording, Request
 from g4debug.replay.ddmin import last, shortest
-from g4debug.replay.workload import LAGS, After, Workload
+from g4debug.replay.workload import After, Workload
 
 NEAREST = 3  # requests that are tried as the one after which another one comes
 
@@ -36,7 +36,7 @@ class Shrinking:
 
     until: of the monotonic clock; then no more are tried. told: is told how many were tried and how
     many requests are left. best, shown: the smallest that passed up to now, None if none has, and
-    how the finding came. whole: nothing is left to try.
+    how the finding came. trail: the same after each stage. whole: nothing is left to try.
     """
 
     recording: Recording
@@ -44,8 +44,10 @@ class Shrinking:
     try_it: Callable[[Workload], Shown | None]
     until: float
     told: Callable[[int, int], None] = lambda tried, left: None
+    drafts: int = 1
     best: Workload | None = None
     shown: Shown = Shown(())
+    trail: list[tuple[Workload, Shown]] = field(default_factory=list)
     tried: int = 0
     whole: bool = False
     _known: dict[str, bool] = field(default_factory=dict)
@@ -64,11 +66,17 @@ class Shrinking:
         before = None
         while self.best != before:
             before = self.best
-            self._events()
-            self._pages()
-            self._rests()
-            self._arrivals()  # before answers are cut as short as the rounds of now allow
-            self._answers()
+            for stage in (
+                self._events,
+                self._arrivals,  # while prompts and answers are not yet cut to fit into rounds
+                self._accepted,
+                self._pages,
+                self._rests,
+                self._answers,
+            ):
+                stage()
+                if self.now not in [workload for workload, _ in self.trail]:
+                    self.trail.append((self.now, self.shown))
 
     @property
     def now(self) -> Workload:
@@ -85,7 +93,7 @@ class Shrinking:
         return self.passes(dataclasses.replace(self.now, **changes))
 
     def passes(self, workload: Workload) -> bool:
-        """Each is tried once, with each lag if it matters. Raises Over if there is no time left."""
+        """Each is tried once, in all its ways. Raises Over if there is no time left."""
         key = json.dumps(workload.plain())
         if key not in self._known:
             self._known[key] = self._try(workload)
@@ -95,11 +103,11 @@ class Shrinking:
         if not any(isinstance(self.recording.given[i], Request) for i in workload.keep):
             return False
         found = []
-        for lag in LAGS if workload.after else LAGS[:1]:
+        for way in workload.ways():
             if time.monotonic() >= self.until:
                 raise Over
             self.tried += 1
-            shown = self.try_it(dataclasses.replace(workload, lag=lag))
+            shown = self.try_it(way)
             self.told(self.tried, len(self.requests) if self.best else 0)
             if shown is None:
                 return False
@@ -111,6 +119,11 @@ class Shrinking:
 
     def _events(self) -> None:
         shortest(self.now.keep, lambda keep: self.changed(keep=tuple(keep)))
+
+    def _accepted(self) -> None:
+        """Let the finding not depend on how many tokens a verify accepts."""
+        if self.drafts > 1 and not self.now.accepted:
+            self.changed(accepted=(1, self.drafts))
 
     def _pages(self) -> None:
         """Leave out pages, each of all requests that have it."""

@@ -45,7 +45,8 @@ class Workload:
     common. rest: so many tokens of a prompt are behind its last full page, by the request's id.
     longest: a request ends after so many tokens and by nothing else. after: when an event comes,
     by its index; if it is not here, it comes as many rounds behind the event before it as it did
-    there. lag: so many rounds later than ``after`` says.
+    there. accepted: what each verify accepts, () for what is recorded; several numbers are tried
+    one after the other. lag: so many rounds later than ``after`` says.
     """
 
     keep: tuple[int, ...]
@@ -53,7 +54,15 @@ class Workload:
     rest: Mapping[int, int] = field(default_factory=dict)
     longest: Mapping[int, int] = field(default_factory=dict)
     after: Mapping[int, After] = field(default_factory=dict)
+    accepted: tuple[int, ...] = ()
     lag: int = 0
+
+    def ways(self) -> Iterator[Workload]:
+        """How it may go on a server, where rounds and numbers of accepted tokens are not forced."""
+        for lag in LAGS if self.after else LAGS[:1]:
+            for accepted in self.accepted or (None,):
+                forced = () if accepted is None else (accepted,)
+                yield dataclasses.replace(self, lag=lag, accepted=forced)
 
     @classmethod
     def whole(cls, recording: Recording) -> Workload:
@@ -99,6 +108,7 @@ class Workload:
             "rest": self.rest,
             "longest": self.longest,
             "after": {index: dataclasses.astuple(after) for index, after in self.after.items()},
+            "accepted": self.accepted,
             "lag": self.lag,
         }
 
@@ -113,6 +123,7 @@ class Workload:
             numbered("rest"),
             numbered("longest"),
             {index: After(*after) for index, after in numbered("after").items()},
+            tuple(plain["accepted"]),
             plain["lag"],
         )
 

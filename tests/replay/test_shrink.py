@@ -55,7 +55,7 @@ def shrunk(comes: Callable[[dict[int, Request], Workload], bool], **more: object
         requests = {r.id: r for _, r in workload.requests(made, PAGE)}
         return Shown(reached) if comes(requests, workload) else None
 
-    search = Shrinking(made, PAGE, try_it, time.monotonic() + 60)
+    search = Shrinking(made, PAGE, try_it, time.monotonic() + 60, drafts=4)
     for name, value in more.items():
         setattr(search, name, value)
     search.run()
@@ -115,6 +115,13 @@ def test_an_event_comes_after_another_one_if_that_is_enough_with_each_lag() -> N
     assert search.whole
 
 
+def test_a_finding_that_comes_whatever_is_accepted_is_told_from_one_that_does_not() -> None:
+    made = shrunk(lambda requests, workload: 2 in requests)
+    assert made.now.accepted == (1, 4)
+    made = shrunk(lambda requests, workload: 2 in requests and workload.accepted != (1,))
+    assert made.now.accepted == ()
+
+
 def test_nothing_is_left_if_even_all_do_not_show_it() -> None:
     search = shrunk(lambda requests, workload: False)
     assert search.best is None
@@ -147,6 +154,6 @@ def test_it_stops_and_keeps_what_it_has(why: str) -> None:
 
 
 def test_a_workload_is_the_same_as_json() -> None:
-    one = Workload((1, 2), frozenset({SHARED}), {1: 2}, {3: 4}, {2: After(1, 5)}, 3)
+    one = Workload((1, 2), frozenset({SHARED}), {1: 2}, {3: 4}, {2: After(1, 5)}, (4,), 3)
     assert Workload.of(json.loads(json.dumps(one.plain()))) == one
     assert dataclasses.replace(one, lag=0) != one
