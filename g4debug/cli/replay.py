@@ -38,8 +38,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--shrink",
         type=Path,
         metavar="FILE",
-        help="look for the fewest requests with which the finding comes, for as many seconds "
-        "again, and write the dump of that finding into this file",
+        help="look for the smallest workload with which the finding comes (fewest requests, "
+        "shortest prompts and answers), for as many seconds again, and write the dump of that "
+        "finding into this file",
+    )
+    parser.add_argument(
+        "--script",
+        type=Path,
+        metavar="FILE",
+        help="look for it as with --shrink, and write it into this file as plain SGLang, if the "
+        "bug comes when that is run",
     )
     parser.add_argument(
         "--pages-only",
@@ -78,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
         folder.mkdir(parents=True, exist_ok=True)
         result = replayed(
             args.dump, record, trace, args.seconds, folder, _progress, args.shrink,
-            args.pages_only, fixes, args.sglang,
+            args.pages_only, fixes, args.sglang, args.script,
         )  # fmt: skip
     if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr, flush=True)

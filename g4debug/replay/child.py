@@ -18,7 +18,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -31,7 +31,8 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True)
 class Order:
-    """dump: the dump with the tape. arguments, mtp, vocab, window, context: see ``Setting``."""
+    """dump: the dump with the tape. arguments, mtp: see ``Setting``. vocab, window, context: see
+    ``Toy``."""
 
     dump: str
     arguments: dict[str, Any]
@@ -39,7 +40,6 @@ class Order:
     vocab: int
     window: int
     context: int
-    folder: str  # for the toy models
     pages_only: bool
 
 
@@ -110,16 +110,12 @@ class Replayer:
 
     def _serve(self) -> None:
         from g4debug.cpu import page_kernels, pages_only
-        from g4debug.cpu.geometry import TINY
-        from g4debug.cpu.models import write
         from g4debug.cpu.server import server_arguments
+        from g4debug.replay.setting import Toy
 
         order = self.order
         importlib.import_module("sglang.srt.plugins").load_plugins()
-        context = max(order.context + 64, TINY.max_position)
-        toy = replace(TINY, vocab=order.vocab, window=order.window, max_position=context)
-        name = f"toy-{order.vocab}-{order.window}-{context}"
-        models = write(toy, Path(order.folder) / name)
+        models = Toy(order.vocab, order.window, order.context).write()
         module = importlib.import_module("sglang.srt.server_args")
         made = server_arguments(models, order.mtp, **{"log_level": "warning", **order.arguments})
         args = module.ServerArgs(**made)
@@ -193,14 +189,16 @@ class Replayer:
 
     def _begin(self, job: dict[str, Any]) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        from g4debug.replay.workload import Workload
         from g4debug.tracers.flight_recorder import taping
 
         self.job = job
         log = os.open(f"{job['result']}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         os.dup2(log, 1)
         os.dup2(log, 2)
-        if job.get("keep") is not None:
-            self.feeder.keep(frozenset(job["keep"]))
+        if job["workload"] is not None:
+            self.feeder.give(Workload.of(job["workload"]))
+            self.feeder.most_idle = min(self.feeder.most_idle, job["idle"])
         if taping.current is not None:
             taping.current.go_on(self.recording.begins)
         self.feeder.begin(self.scheduler)
@@ -221,6 +219,8 @@ class Replayer:
             "steps": self.feeder.steps,
             "forced": self.feeder.forced,
             "lacking": self.feeder.lacking,
+            "reached": self.feeder.reached,
+            "idle": self.feeder.at_end,
         }
         if error is None or isinstance(error, TapeEnd):
             state = plugin.in_force

@@ -20,11 +20,14 @@ from g4debug.findings.tape import Abort, Flush, How, Recording, Request
 from g4debug.hooking.arguments import argument
 from g4debug.hooking.hooks import Hooks, Order
 from g4debug.replay.tokens import FIRST_WORD, Tokens
+from g4debug.replay.workload import After, Event, Workload
 from g4debug.tracers.flight_recorder.taping import REFRESHES, Rounds
 
 OWNER = "replay"
 BEHIND = 3  # steps behind the last recorded one: a finding may be told later than it was made
 IDLE = 200  # idle rounds at the end: a server counts its pages while it has nothing to do
+SLOWER = 4  # times as many steps: requests wait for each other, or fewer tokens are accepted
+MANY = 64  # requests: with more nobody asks yet what each of them had reached
 STUCK = 20_000  # rounds in a row without a step
 HEALTH = "HEALTH_CHECK"  # begins the ids of SGLang's own requests
 PREFIX = "r"  # begins all others
@@ -39,14 +42,18 @@ class Stuck(TapeEnd):
 
 
 class Feeder:
-    """keep: the requests to give, by their ids; None for all."""
+    """Gives all that is on the tape, if it is not told to give another workload."""
 
-    def __init__(
-        self, recording: Recording, tokens: Tokens, keep: frozenset[int] | None = None
-    ) -> None:
+    def __init__(self, recording: Recording, tokens: Tokens) -> None:
         self.recording, self.tokens = recording, tokens
         self.requests = recording.requests
-        self.keep(keep)
+        self.queue: deque[tuple[Event, After | None]] = deque((e, None) for e in recording.given)
+        self.lag = self.accepted = 0  # accepted: by each verify; 0 for as many as there
+        self.reached: list[dict[int, int]] = []  # at each event: see ``Outcome.reached``
+        self._reqs: dict[int, Any] = {}  # SGLang's, by their ids
+        self._gone: set[int] = set()  # aborted
+        self._shift = 0  # rounds that events come later than there
+        self._met: int | None = None  # the round in which what the next event waits for was there
         self.rounds = Rounds()
         self.rounds.count = recording.begins.round
         self.given: dict[str, Request] = {}  # by rid
@@ -54,13 +61,21 @@ class Feeder:
         self.lens: list[int] = []
         self.nth: dict[int, int] = {}  # verifies of each request, up to now
         self.steps = self.forced = self.lacking = 0
-        self._since_step = self._at_end = 0
-        self._on = False
-        self._idle = False
+        self._since_step = self.at_end = 0
+        self.most_idle, self.most_steps = IDLE, recording.steps + BEHIND
+        self._on = self._partly = False
 
-    def keep(self, keep: frozenset[int] | None) -> None:
-        """Give only these requests."""
-        self.queue = deque(x for x in self.recording.given if _kept(x, keep))
+    def give(self, workload: Workload) -> None:
+        """Give this in place of the whole tape."""
+        page, words = self.tokens.page, self.tokens.words
+        self.queue = deque(workload.events(self.recording, page))
+        self.requests = {e.id: e for e, _ in self.queue if isinstance(e, Request)}
+        made = dataclasses.replace(self.recording, requests=self.requests)
+        self.tokens = Tokens(made, page, words)
+        self.lag, self._partly = workload.lag, True
+        self.accepted = next(iter(workload.accepted), 0)
+        if workload.after or workload.accepted:
+            self.most_steps *= SLOWER
 
     def install(self, hooks: Hooks) -> None:
         order = Order.FAULT
@@ -100,23 +115,58 @@ class Feeder:
         rounds, queue = self.rounds, self.queue
         idle = rounds.idle_now
         at = rounds.count + 1
-        if queue and queue[0].round > at and idle >= 2:
-            at = queue[0].round  # nothing happens before, and idle rounds do not count
+        if queue and queue[0][1] is None and self._round(queue[0][0]) > at and idle >= 2:
+            at = self._round(queue[0][0])  # nothing happens before, and idle rounds do not count
             rounds.count = at - 1
-        messages = []
-        while queue and queue[0].round <= at:
-            message = self._message(queue.popleft())
+        messages: list[Any] = []
+        while queue and self._due(*queue[0], at, bool(messages), idle >= 2):
+            event, after = queue.popleft()
+            if after is not None:
+                self._shift, self._met, self.at_end = at - event.round, None, 0
+            if self._partly:
+                self.reached.append(self._state() if len(self.given) < MANY else {})
+            message = self._message(event)
             if message is not None:
                 messages.append(message)
         rounds.begin(bool(messages))
         self._since_step += 1
-        if not queue:
-            self._at_end += idle > 0
-            if self.steps >= self.recording.steps + BEHIND or self._at_end > IDLE:
+        if not queue or (queue[0][1] is not None and self._met is None):
+            self.at_end += idle > 0
+            done = not queue and self.steps >= self.most_steps
+            if done or self.at_end > self.most_idle:
                 raise TapeEnd
         if self._since_step > STUCK:
             raise Stuck
         return messages
+
+    def _round(self, event: Event) -> int:
+        return event.round + self._shift
+
+    def _due(self, event: Event, after: After | None, at: int, behind: bool, idle: bool) -> bool:
+        """Whether it is this event's turn. behind: another one came in this round."""
+        if after is None:
+            return self._round(event) <= at
+        if after.tokens == After.TOGETHER:
+            return not behind or not self.lag
+        if self._met is None and self._happened(after):
+            self._met = at
+        return self._met is not None and (at >= self._met + self.lag or idle)
+
+    def _happened(self, after: After) -> bool:
+        state = self._state()
+        if not after.whose:
+            return all(tokens == After.ENDED for tokens in state.values())
+        tokens = state.get(after.whose, 0)
+        return tokens == After.ENDED or 0 <= after.tokens <= tokens
+
+    def _state(self) -> dict[int, int]:
+        """How many tokens each request has that was given, ``After.ENDED`` if it has ended."""
+        found = {}
+        for request in self.given.values():
+            req = self._reqs.get(request.id)
+            ended = request.id in self._gone if req is None else req.finished()
+            found[request.id] = After.ENDED if ended else 0 if req is None else len(req.output_ids)
+        return found
 
     def _message(self, event: Request | Abort | Flush) -> Any:
         module = importlib.import_module("sglang.srt.managers.io_struct")
@@ -125,7 +175,9 @@ class Feeder:
         if isinstance(event, Flush):
             return _build(module.FlushCacheReqInput)
         if event.whose == -1:
+            self._gone.update(request.id for request in self.given.values())
             return _build(module.AbortReq, rid="", abort_all=True)
+        self._gone.add(event.whose)
         request = self.requests.get(event.whose)
         rid = "" if request is None else _rid(request)
         return _build(module.AbortReq, rid=rid, abort_all=False) if rid in self.given else None
@@ -163,6 +215,8 @@ class Feeder:
         self.steps += 1
         self._since_step = 0
         self.current = [self.given.get(r.rid) for r in batch.reqs]
+        if self._partly:
+            self._reqs |= {x.id: r for x, r in zip(self.current, batch.reqs, strict=True) if x}
 
     def sample(self, runner: Any, logits: Any, forward_batch: Any, *args: Any) -> None:
         draft = getattr(runner, "is_draft_worker", False)
@@ -230,6 +284,8 @@ class Feeder:
         return call_next(*args, **kwargs)
 
     def _accepted(self, request: Request) -> int:
+        if self.accepted:
+            return self.accepted
         nth = self.nth.get(request.id, 0)
         return request.accepted[nth] if nth < len(request.accepted) else 1
 
@@ -243,14 +299,6 @@ class Feeder:
 
 def _rid(request: Request) -> str:
     return f"{HEALTH if request.options & tape.HEALTH else PREFIX}{request.id:06}"
-
-
-def _kept(event: Request | Abort | Flush, keep: frozenset[int] | None) -> bool:
-    if keep is None or isinstance(event, Flush):
-        return True
-    if isinstance(event, Request):
-        return event.id in keep
-    return event.whose in keep or event.whose == -1
 
 
 def _build(cls: Any, **given: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -19,13 +20,14 @@ from typing import Any, TextIO
 
 import g4debug
 from g4debug import cpu
-from g4debug.cpu import models
 from g4debug.dumps import reading
 from g4debug.dumps.errors import DumpError
 from g4debug.findings import tape
 from g4debug.findings.record import Plain, Tape, TrapRecord
 from g4debug.findings.tape import Recording
+from g4debug.replay import feeder
 from g4debug.replay.setting import CannotReplay, Setting
+from g4debug.replay.workload import Workload
 
 ROOT = Path(g4debug.__file__).resolve().parents[1]
 UP = 300.0  # seconds until a scheduler must be there
@@ -40,6 +42,8 @@ class Outcome:
     recording: the tape of this scheduler. scheduler: the settings by which it decides, as in
     ``Tape.scheduler``. records: its findings' dumps, oldest first. last: its last dump, with or
     without a finding; its history is compared. lacking: how many verifies are not on the tape.
+    reached: at each event that was given, how many tokens each request had that was given before,
+    -1 if it had ended. idle: the idle rounds at its end.
     """
 
     ended: str
@@ -50,6 +54,8 @@ class Outcome:
     last: TrapRecord | None
     lacking: int
     seconds: float
+    reached: tuple[dict[int, int], ...] = ()
+    idle: int = 0
 
 
 class Host:
@@ -60,22 +66,31 @@ class Host:
     ) -> None:
         self.process, self.answers, self.folder, self.dumps = process, answers, folder, dumps
         self.page, self.firsts = on.page, on.firsts
+        self.drafts = int(on.scheduler.get("speculative_num_draft_tokens") or 1)
         self.jobs = 0
 
-    def run(self, seconds: float, progress: Progress, keep: list[int] | None) -> Outcome:
-        """keep: the requests that are given, by their ids; None for all."""
+    def run(
+        self,
+        seconds: float,
+        progress: Progress,
+        workload: Workload | None = None,
+        idle: int = feeder.IDLE,
+    ) -> Outcome:
+        """workload: the part of the tape that is given, None for all; then it ends after so many
+        ``idle`` rounds."""
         self.jobs += 1
         begin = time.monotonic()
         result = self.folder / f"job-{self.jobs}.json"
         for old in (result, result.with_suffix(".tape")):
             old.unlink(missing_ok=True)
-        job = {"result": str(result), "seconds": seconds, "keep": keep}
+        given = None if workload is None else workload.plain()
+        job = {"result": str(result), "seconds": seconds, "workload": given, "idle": idle}
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(job).encode() + b"\n")
         self.process.stdin.flush()
         news = self._until("done", progress)
         took = time.monotonic() - begin
-        records = self._dumps(int(news["pid"]))
+        records = dumps_in(self.dumps, news["pid"])
         if not result.exists():
             late = os.WIFSIGNALED(news["status"]) and took >= seconds
             log = Path(f"{result}.log")
@@ -103,6 +118,8 @@ class Host:
             last,
             found["lacking"],
             took,
+            tuple({int(k): n for k, n in state.items()} for state in found["reached"]),
+            found["idle"],
         )
 
     def _until(self, what: str, progress: Progress) -> dict[str, Any]:
@@ -119,12 +136,14 @@ class Host:
     def log(self) -> Path:
         return self.folder / "log"
 
-    def _dumps(self, pid: int) -> tuple[TrapRecord, ...]:
-        found = []
-        for path in sorted(self.dumps.glob(f"*-{pid}-*.pt")):
-            with contextlib.suppress(DumpError):
-                found.append(reading.read(path))
-        return tuple(sorted(found, key=lambda r: r.created))
+
+def dumps_in(folder: Path, pid: int | str = "*") -> tuple[TrapRecord, ...]:
+    """The findings' dumps of a process, or of all, oldest first."""
+    found = []
+    for path in sorted(folder.glob(f"*-{pid}-*.pt")):
+        with contextlib.suppress(DumpError):
+            found.append(reading.read(path))
+    return tuple(sorted(found, key=lambda r: r.created))
 
 
 @contextmanager
@@ -149,10 +168,7 @@ def started(
                 "dump": str(dump.resolve()),
                 "arguments": setting.arguments,
                 "mtp": setting.mtp,
-                "vocab": setting.vocab,
-                "window": setting.window,
-                "context": setting.context,
-                "folder": str(models.kept()),
+                **dataclasses.asdict(setting.toy),
                 "pages_only": pages_only,
             }
         )

@@ -11,13 +11,17 @@ from g4debug.cpu.pages_only import CONTENT
 from g4debug.dumps import writing
 from g4debug.findings.record import Finding, TrapRecord
 from g4debug.findings.tape import Recording
-from g4debug.replay import host, setting, verdict
+from g4debug.replay import host, script, setting, verdict
+from g4debug.replay.feeder import IDLE
 from g4debug.replay.setting import CannotReplay
-from g4debug.replay.shrink import Search
-from g4debug.reporters.replay import Kept, Replayed, Shrunk
+from g4debug.replay.shrink import Shown, Shrinking
+from g4debug.replay.workload import Workload
+from g4debug.reporters.replay import Kept, Replayed, Scripted, Shrunk
 from g4debug.settings import fix_switch
 
+TRAILS = 4  # workloads that are tried as a script, the smallest first
 EACH = 120.0  # seconds for one try
+MORE_IDLE = 20  # idle rounds that a try may have behind those with which the finding came
 
 
 def replayed(
@@ -31,14 +35,16 @@ def replayed(
     pages_only: bool = False,
     fixes: Mapping[str, bool] | None = None,
     releases: Sequence[str] = (),
+    plain: Path | None = None,
 ) -> Replayed:
     """trace: the tracers to arm, () for those that were armed there.
 
     shrink: the file that gets the dump of the fewest requests with which the finding comes.
     pages_only: the model computes nothing. fixes, releases: a finding is replayed once more with
-    each of these fixes on or off, and on each of these releases of SGLang.
+    each of these fixes on or off, and on each of these releases of SGLang. plain: the file that
+    gets the fewest requests as plain SGLang.
     """
-    shrunk, tried = None, []
+    shrunk, tried, scripted = None, [], None
     try:
         on, recording = setting.recording_of(record)
         made = setting.setting_of(record, on, recording)
@@ -53,15 +59,20 @@ def replayed(
             progress(steps, recording.steps)
 
         with host.started(dump, on, made, armed, folder, told, pages_only) as running:
-            outcome = running.run(seconds, told, None)
+            outcome = running.run(seconds, told)
             judged = verdict.judge(record, on, recording, outcome)
-            if shrink is not None and judged.found is not None:
-                shrunk = _shrink(running, judged.found, recording, seconds, shrink, progress)
+            search = None
+            if (shrink or plain) and judged.found is not None:
+                shrunk, search = _shrink(
+                    running, judged.found, recording, seconds, shrink, progress
+                )
+        if plain is not None:
+            scripted = _script(search, made, folder, plain)
         if judged.found is not None:
             for name, other in _others(made, fixes or {}, releases):
                 try:
                     with host.started(dump, on, other, armed, folder, told, pages_only) as running:
-                        text = _with_it(judged.found, running.run(seconds, told, None))
+                        text = _with_it(judged.found, running.run(seconds, told))
                 except CannotReplay as e:
                     text = f"cannot be replayed, because {e}"
                 tried.append((name, text))
@@ -92,6 +103,7 @@ def replayed(
         faults=made.environ.get("G4DEBUG_FAULTS", ""),
         shrunk=shrunk,
         tried=tuple(tried),
+        script=scripted,
     )
 
 
@@ -124,36 +136,68 @@ def _shrink(
     found: Finding,
     recording: Recording,
     seconds: float,
-    target: Path,
+    target: Path | None,
     progress: Callable[[int, int], None],
-) -> Shrunk:
-    """Find the fewest requests with which a finding like this one comes, and write its dump."""
-    begin = time.monotonic()
-    dumps: dict[tuple[int, ...], TrapRecord] = {}
+) -> tuple[Shrunk, Shrinking]:
+    """Find the smallest workload with which a finding like this one comes, and write its dump."""
+    begin, idle = time.monotonic(), IDLE
 
-    def comes(items: tuple[int, ...]) -> bool:
+    def try_it(workload: Workload) -> Shown | None:
+        nonlocal idle
         left = max(1.0, search.until - time.monotonic())
-        outcome = running.run(min(left, EACH), lambda steps: None, list(items))
+        outcome = running.run(min(left, EACH), lambda steps: None, workload, idle)
         same = verdict.first_alike(found, outcome.records)
-        if same is not None:
-            dumps[items] = same
-        return same is not None
+        if same is None:
+            return None
+        idle = min(
+            idle, outcome.idle + MORE_IDLE
+        )  # they take long: SGLang counts its pages in each
+        return Shown(outcome.reached, same)
 
     def told(tried: int, left: int) -> None:
         progress(-tried, left)
 
-    search = Search(comes, begin + seconds, told)
-    best = search.run(sorted(recording.requests))
-    if best:
-        writing.write(writing.encode(dumps[best]), target.absolute().parent, target.name)
-    kept = [recording.requests[who] for who in best]
-    return Shrunk(
+    search = Shrinking(recording, running.page, try_it, begin + seconds, told, running.drafts)
+    best, record = search.run(), search.shown.record
+    written = target is not None and record is not None
+    if target is not None and record is not None:
+        writing.write(writing.encode(record), target.absolute().parent, target.name)
+    shrunk = Shrunk(
         before=len(recording.requests),
-        tried=len(search.tried),
+        tried=search.tried,
         seconds=time.monotonic() - begin,
-        whole=not search.interrupted,
-        file=str(target) if best else "",
-        kept=tuple(
-            Kept(r.id, r.round, r.prompt, r.output, r.longest, r.how.name.lower()) for r in kept
-        ),
+        whole=search.whole,
+        file=str(target) if written else "",
+        kept=() if best is None else tuple(_kept(best, recording, running.page)),
     )
+    return shrunk, search
+
+
+def _script(
+    search: Shrinking | None, made: setting.Setting, folder: Path, target: Path
+) -> Scripted:
+    """Write the smallest workload as plain SGLang, if it shows the bug when it runs."""
+    if search is None or search.best is None:
+        return Scripted("", "the finding did not come here a second time")
+    last, reason = (search.best, search.shown), ""
+    trail = [*(step for step in search.trail if step[0] != search.best), last]
+    # A smaller one may hang on how many tokens are accepted, which a model decides for itself.
+    for workload, shown in trail[: -TRAILS - 1 : -1]:
+        assert shown.record is not None
+        try:
+            found = script.made(
+                shown.record, made, search.recording, workload, shown.reached, search.page, folder
+            )
+        except script.NoScript as e:
+            reason = reason or str(e)
+            continue
+        target.write_text(found.text)
+        return Scripted(str(target), found.shows)
+    return Scripted("", reason)
+
+
+def _kept(best: Workload, recording: Recording, page: int) -> Iterator[Kept]:
+    for index, r in best.requests(recording, page):
+        after = best.after.get(index)
+        when = f"round {r.round}" if after is None else after.text
+        yield Kept(r.id, when, r.prompt, r.output, r.longest, r.how.name.lower())

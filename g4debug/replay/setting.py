@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from g4debug import backends, speculation
-from g4debug.cpu.server import backend_for
+from g4debug.cpu import models
+from g4debug.cpu.geometry import TINY
+from g4debug.cpu.server import BASE, backend_for
 from g4debug.findings import tape
 from g4debug.findings.record import Plain, Tape, TrapRecord
 from g4debug.findings.tape import Recording
@@ -43,19 +47,37 @@ VOCAB, MOST_WORDS, CENTROIDS = 512, 1 << 18, 32
 
 
 @dataclass(frozen=True)
+class Toy:
+    """A toy model in the user's cache directory."""
+
+    vocab: int
+    window: int
+    context: int
+
+    @property
+    def folder(self) -> Path:
+        return models.kept() / f"toy-{self.vocab}-{self.window}-{self.context}"
+
+    def write(self) -> tuple[Path, Path]:
+        """The folders of target and assistant."""
+        shape = dataclasses.replace(
+            TINY, vocab=self.vocab, window=self.window, max_position=self.context
+        )
+        return models.write(shape, self.folder)
+
+
+@dataclass(frozen=True)
 class Setting:
     """The server that is started for a replay.
 
-    arguments: of SGLang's server. vocab, window, context: of the toy model. environ: variables of
-    SGLang and g4debug. notes: differences to the recorded server, in words.
+    arguments: of SGLang's server. environ: variables of SGLang and g4debug. notes: differences to
+    the recorded server, in words.
     """
 
     release: str
     mtp: bool
     arguments: dict[str, Plain]
-    vocab: int
-    window: int
-    context: int
+    toy: Toy
     environ: dict[str, str]
     notes: list[str] = field(default_factory=list)
 
@@ -111,9 +133,11 @@ def setting_of(record: TrapRecord, on: Tape, recording: Recording) -> Setting:
         release=release,
         mtp=algorithm is not None,
         arguments=arguments,
-        vocab=vocab,
-        window=_whole(facts, "sliding_window_size") + 1,
-        context=_whole(record.geometry, "context_len"),
+        toy=Toy(
+            vocab=vocab,
+            window=_whole(facts, "sliding_window_size") + 1,
+            context=max(_whole(record.geometry, "context_len") + 64, TINY.max_position),
+        ),
         environ=_environ(record, notes),
         notes=notes,
     )

@@ -17,10 +17,11 @@ TONES = {0: "green", 1: "yellow", 2: "red"}
 
 @dataclass(frozen=True)
 class Kept:
-    """A request that is needed. longest: its ``max_new_tokens``, -1 for none. how: it ended."""
+    """A request that is needed. when: it comes, in words. longest: its ``max_new_tokens``, -1 for
+    none. how: it ended."""
 
     id: int
-    round: int
+    when: str
     prompt: int
     output: int
     longest: int
@@ -29,9 +30,9 @@ class Kept:
 
 @dataclass(frozen=True)
 class Shrunk:
-    """The fewest requests with which the finding comes. whole: nothing is left to try.
+    """The smallest workload with which the finding comes. whole: nothing is left to try.
 
-    file: the dump of the finding with these requests, '' if it did not come again.
+    file: the dump of the finding with this workload, '' if it was not written.
     """
 
     before: int
@@ -40,6 +41,15 @@ class Shrunk:
     whole: bool
     file: str
     kept: tuple[Kept, ...]
+
+
+@dataclass(frozen=True)
+class Scripted:
+    """The smallest workload as plain SGLang. file: '' if none was written. text: what it shows, or
+    why there is none."""
+
+    file: str
+    text: str
 
 
 @dataclass(frozen=True)
@@ -67,6 +77,7 @@ class Replayed:
     faults: str = ""
     shrunk: Shrunk | None = None
     tried: tuple[tuple[str, str], ...] = ()  # with another fix or release: name, what came of it
+    script: Scripted | None = None
 
 
 def render(result: Replayed, console: Console) -> None:
@@ -96,6 +107,11 @@ def render(result: Replayed, console: Console) -> None:
         say(f"{name}: {what}")
     if result.shrunk is not None:
         _render_shrunk(result.shrunk, say)
+    if result.script is not None:
+        if result.script.file:
+            say(f"script: {result.script.file} was run, and shows {result.script.text}")
+        else:
+            say(f"no script was written: {result.script.text}")
 
 
 def _render_shrunk(shrunk: Shrunk, say: Callable[[str], None]) -> None:
@@ -108,10 +124,11 @@ def _render_shrunk(shrunk: Shrunk, say: Callable[[str], None]) -> None:
     for r in shrunk.kept:
         longest = "" if r.longest < 0 else f" of at most {r.longest}"
         say(
-            f"  request {r.id}, round {r.round}: a prompt of {r.prompt} tokens, an answer of "
+            f"  request {r.id}, {r.when}: a prompt of {r.prompt} tokens, an answer of "
             f"{r.output}{longest} ({r.how})"
         )
-    say(f"its dump: {shrunk.file}")
+    if shrunk.file:
+        say(f"its dump: {shrunk.file}")
 
 
 def render_json(result: Replayed, stream: IO[str]) -> None:

@@ -3,7 +3,8 @@
 ``drive_recorded.py ORDER_JSON``: seed, requests, together (how many at once), mtp, and more
 arguments of the engine. Strangers, conversations, shared prefixes, aborts and stops. If ``tape`` is
 in the order, it asks the scheduler for its tape at the end, and writes it there. ``flush``: the
-cache is flushed, and so many requests follow. ``long``: so many long answers. ``locked``: a bug of
+cache is flushed, and so many requests follow. ``long``: so many long answers. ``waiting``: so
+many requests wait for each other, of which 0.5.12.post1 dies. ``locked``: a bug of
 0.5.12.post1 shows itself. So locked-prefix-0.5.12.post1.pt was made, with G4DEBUG_FIXES=none, seed
 7, 25 requests, 3 together, no mtp, and in the engine max_total_tokens 6144, swa_full_tokens_ratio
 0.3, max_running_requests 4, chunked_prefill_size 512, disable_overlap_schedule.
@@ -78,6 +79,14 @@ class Traffic:
 
         await asyncio.gather(*(gated() for _ in range(count)))
 
+    async def waiting(self, count: int) -> None:
+        """Case zero-accept of the history suite: a pool for one of them, so the next one waits."""
+        dice = self.dice
+        asked = [
+            self.ask(self.tokens(dice.randint(270, 300)), dice.randint(8, 20)) for _ in range(count)
+        ]
+        await asyncio.gather(*asked)
+
     async def locked(self) -> None:
         """Case locked-prefix of the history suite, among other traffic.
 
@@ -107,6 +116,8 @@ def main() -> None:
     engine.loop.run_until_complete(traffic.run(order["requests"], order["together"]))
     if order.get("long"):
         engine.loop.run_until_complete(traffic.run(order["long"], order["together"], long=True))
+    if order.get("waiting"):
+        engine.loop.run_until_complete(traffic.waiting(order["waiting"]))
     if order.get("locked"):
         engine.loop.run_until_complete(traffic.locked())
     if order.get("flush"):

@@ -150,3 +150,36 @@ def test_a_bug_of_sglangs_own_comes_again_with_fewer_requests(
     again = replay(tmp_path, reading.read(small), capsys)
     assert again["code"] == 0, again
     assert again["requests"] == len(shrunk["kept"])
+
+
+@pytest.mark.written_for("idle-draft-input")
+def test_an_exception_of_sglangs_own_comes_again_and_becomes_a_script(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its server had the flight recorder alone, so all there is is SGLang's own exception."""
+    order = {
+        "seed": 1, "requests": 0, "together": 1, "mtp": True, "waiting": 8,
+        "engine": {"max_total_tokens": 512, "chunked_prefill_size": 512},
+    }  # fmt: skip
+    run = drive(
+        tmp_path, DRIVER, json.dumps(order), SGLANG_TRTLLM_MHA_DEBUG="1", G4DEBUG_FIXES="none",
+        G4DEBUG_TRACE="flight-recorder",
+    )  # fmt: skip
+    record = run.dumps[0]
+    assert (record.finding.check, record.finding.kind) == ("flight-recorder", "exception")
+    explained = replay(tmp_path, record, capsys)
+    assert explained["code"] == 0, explained
+    assert explained["text"].startswith("explained: ")
+    assert "spec-lifecycle" in explained["text"]
+    small, script = tmp_path / "small.pt", tmp_path / "script.py"
+    more = ("--trace", "flight-recorder", "--shrink", str(small), "--script", str(script))
+    result = replay(tmp_path, record, capsys, *more)
+    assert result["code"] == 0, result
+    assert result["text"].startswith("reproduced: ")
+    assert "AttributeError" in result["text"]
+    assert len(result["shrunk"]["kept"]) == 2
+    assert "SGLang's own error: AttributeError" in result["script"]["text"]
+    assert "g4debug." not in script.read_text().partition('"""\n\n')[2]
+    again = replay(tmp_path, reading.read(small), capsys, "--trace", "flight-recorder")
+    assert again["code"] == 0, again
+    assert again["text"].startswith("reproduced: ")

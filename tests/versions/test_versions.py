@@ -106,9 +106,9 @@ def test_every_hook_site_is_there_or_declared_absent(release):
 
 # Declared absent although the function is there, because it does another thing there, as the
 # comments in targets.py say, or is not used: 0.5.13 has FutureMap, but not for FROZEN_KV_MTP, and
-# what only frozen-kv-mtp-v2 or hopper-extend-blocks hook is looked at on 0.5.12 alone. Before v2 the
-# worker keeps the functions for the tree and the verify under names of its own, and from 0.5.23 on a match gives a
-# node, whose pages come from elsewhere.
+# what only frozen-kv-mtp-v2 or hopper-extend-blocks hook is looked at on 0.5.12 alone. Before v2
+# the worker keeps the functions for the tree and the verify under names of its own. From 0.5.23 on
+# a match gives a node, whose pages come from elsewhere.
 UNLIKE = {
     "attn.hybrid_metadata": "<0.5.13",
     "attn.hybrid_metadata_out_graph": ">=0.5.13,<0.5.14",

@@ -1,0 +1,102 @@
+"""A script says a workload in SGLang's own API, and nothing of g4debug's is in it."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+from test_shrink import ENDED, PAGE, TOGETHER, recording
+
+from g4debug.findings.record import Finding, Location
+from g4debug.replay import script
+from g4debug.replay.setting import Setting, Toy
+from g4debug.replay.tokens import FIRST_WORD, Tokens
+from g4debug.replay.workload import After, Workload
+
+pytestmark = pytest.mark.once("it needs no SGLang")
+FINDING = Finding(
+    check="kv-allocator", kind="freed-while-read", site="pool.free", location=Location(),
+    headline='g4debug: kv-allocator in extend: page 1 is freed while "r000002" reads it',
+    expected="pages that nobody reads", got="page 1", cause="_insert_helper freed it \\ 1",
+)  # fmt: skip
+
+
+def setting(mtp: bool = False, **environ: str) -> Setting:
+    arguments = {"page_size": PAGE, "max_total_tokens": 512, "enable_mixed_chunk": False}
+    return Setting("0.5.23", mtp, arguments, Toy(512, 128, 4096), environ)
+
+
+def text(workload: Workload, compares: bool = False, **environ: str) -> str:
+    made = recording()
+    events, _ = script.in_words_of_the_api(workload.events(made, PAGE), ())
+    tokens = Tokens(made, PAGE, 512 - FIRST_WORD)
+    return script.text(FINDING, setting(**environ), events, tokens, "it hangs", compares)
+
+
+def names(source: str) -> dict[str, object]:
+    """What the lines before the first class make, without SGLang."""
+    found: dict[str, object] = {}
+    exec(source.partition("class Run")[0].replace("import sglang", ""), found)
+    return found
+
+
+@pytest.mark.parametrize("compares", [False, True])
+def test_it_is_python_and_imports_nothing_of_g4debug(compares: bool) -> None:
+    after = {0: ENDED, 1: TOGETHER, 4: After(1, 3), 8: After(2, After.ENDED)}
+    source = text(Workload((0, 1, 4, 8), after=after), compares, SGLANG_SOME_SWITCH="1")
+    tree = ast.parse(source)
+    imported = [
+        a.name for node in ast.walk(tree) if isinstance(node, ast.Import) for a in node.names
+    ]
+    assert sorted(imported) == ["asyncio", "os", "sglang", "sys"]
+    assert (ast.get_docstring(tree) or "").startswith("kv-allocator in extend: page 1 is freed")
+    lines = [line.strip() for line in source.splitlines()]
+    begin = lines.index("async def workload(run):")
+    assert lines[begin + 1 : begin + 9] == [
+        "run.ask(1, 50)", "run.ask(2, 50)", "await run.tokens(1, 3)", "run.ask(5, 50)",
+        "await run.ended(2)", "run.abort(3)", "await run.ended()", "",
+    ]  # fmt: skip
+    assert ("ANOTHER ANSWER" in source) == compares
+    assert names(source)["ARGUMENTS"] == {
+        "page_size": PAGE, "max_total_tokens": 512, "disable_cuda_graph": True,
+        "skip_server_warmup": True,
+    }  # fmt: skip
+
+
+def test_prompts_are_those_of_the_replay() -> None:
+    prompts = names(text(Workload((1, 6))))["PROMPTS"]
+    assert isinstance(prompts, dict)
+    made = recording()
+    tokens = Tokens(made, PAGE, 512 - FIRST_WORD)
+    assert prompts == {n: tokens.prompt(made.requests[n]) for n in (2, 7)}
+    assert prompts[2][:PAGE] == prompts[7][:PAGE]
+
+
+def test_an_exact_round_becomes_the_nearest_event_and_is_told() -> None:
+    events = Workload((0, 1, 2), after={0: ENDED}).events(recording(), PAGE)
+    found, guessed = script.in_words_of_the_api(events, [{}, {1: 4}, {1: After.ENDED, 2: 0}])
+    assert [after for _, after in found] == [ENDED, After(1, 4), TOGETHER]
+    assert guessed == "request 2, request 3"
+
+
+def test_the_error_of_a_dead_scheduler_is_read_from_its_log() -> None:
+    log = (
+        "[2026-11-26 10:00:00] Scheduler hit an exception: Traceback (most recent call last):\n"
+        '  File "a.py", line 1, in f\n    g()\n'
+        "AttributeError: 'X' object has no attribute 'y'\n\n"
+        "[2026-11-26 10:00:01] SIGQUIT received.\n"
+    )
+    died = script.Run(log, -9, Path())
+    assert died.error == died.end == "AttributeError: 'X' object has no attribute 'y'"
+    assert script.Run(log, 0, Path()).error == ""
+    assert script.Run("", None, Path()).end.startswith("it did not end")
+
+
+def test_a_fault_gives_no_script(tmp_path: Path) -> None:
+    made = recording()
+    with pytest.raises(script.NoScript, match="injected"):
+        script.made(
+            None,  # type: ignore[arg-type]
+            setting(G4DEBUG_FAULTS="page-oob=1*on"), made, Workload.whole(made), (), PAGE, tmp_path,
+        )  # fmt: skip
