@@ -82,6 +82,8 @@ class Replayer:
 
     def _step(self, *args: Any, **kwargs: Any) -> None:
         self.steps[:] = self.feeder.steps.to_bytes(8, "little")
+        if self.job is not None and os.path.exists(self.job["stop"]):
+            self.feeder.until = 1  # a step that is over: it ends with this one
 
     def run(self) -> NoReturn:
         cpu.prepare()
@@ -187,6 +189,7 @@ class Replayer:
         os.dup2(log, 2)
         if job.get("keep") is not None:
             self.feeder.keep(frozenset(job["keep"]))
+        self.feeder.until = job["until"]
         if taping.current is not None:
             taping.current.go_on(self.recording.begins)
         self.feeder.begin(self.scheduler)

@@ -49,6 +49,7 @@ class Feeder:
         self.keep(keep)
         self.rounds = Rounds()
         self.rounds.count = recording.begins.round
+        self.until = 0  # the last step that is wanted; 0 for all
         self.given: dict[str, Request] = {}  # by rid
         self.current: list[Request | None] = []  # of the rows of the batch that runs
         self.lens: list[int] = []
@@ -111,6 +112,8 @@ class Feeder:
             self._at_end += idle > 0
             if self.steps >= self.recording.steps + BEHIND or self._at_end > IDLE:
                 raise TapeEnd
+        if self.until and self.steps >= self.until + BEHIND:
+            raise TapeEnd
         if self._since_step > STUCK:
             raise Stuck
         return messages

@@ -28,6 +28,7 @@ from g4debug.findings.tape import Recording
 from g4debug.replay.setting import CannotReplay, Setting
 
 ROOT = Path(g4debug.__file__).resolve().parents[1]
+STOPPED = "stopped"
 UP = 300.0  # seconds until a scheduler must be there
 Progress = Callable[[int], None]  # told of the number of steps up to now
 
@@ -36,10 +37,11 @@ Progress = Callable[[int], None]  # told of the number of steps up to now
 class Outcome:
     """The result of a job.
 
-    ended: "tape" (all was given), "raised", "stuck", "late" or "died". error: the exception's text.
-    recording: the tape of this scheduler. scheduler: the settings by which it decides, as in
-    ``Tape.scheduler``. records: its findings' dumps, oldest first. last: its last dump, with or
-    without a finding; its history is compared. lacking: how many verifies are not on the tape.
+    ended: "tape" (all was given), "raised", "stuck", "late", "died" or, by Ctrl-C, "stopped".
+    error: the exception's text. recording: the tape of this scheduler. scheduler: the settings by
+    which it decides, as in ``Tape.scheduler``. records: its findings' dumps, oldest first. last:
+    its last dump, with or without a finding; its history is compared. lacking: how many verifies
+    are not on the tape.
     """
 
     ended: str
@@ -62,18 +64,34 @@ class Host:
         self.page, self.firsts = on.page, on.firsts
         self.jobs = 0
 
-    def run(self, seconds: float, progress: Progress, keep: list[int] | None) -> Outcome:
-        """keep: the requests that are given, by their ids; None for all."""
+    def run(
+        self, seconds: float, progress: Progress, keep: list[int] | None, until: int = 0
+    ) -> Outcome:
+        """keep: the requests that are given, by their ids; None for all. until: the last step that
+        is wanted, 0 for all.
+
+        Ctrl-C ends it with the step that runs, if all requests are given; a second one at once.
+        """
         self.jobs += 1
         begin = time.monotonic()
         result = self.folder / f"job-{self.jobs}.json"
-        for old in (result, result.with_suffix(".tape")):
+        stop = result.with_suffix(".stop")
+        for old in (result, result.with_suffix(".tape"), stop):
             old.unlink(missing_ok=True)
-        job = {"result": str(result), "seconds": seconds, "keep": keep}
+        job = {
+            "result": str(result), "seconds": seconds, "keep": keep, "until": until,
+            "stop": str(stop),
+        }  # fmt: skip
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(job).encode() + b"\n")
         self.process.stdin.flush()
-        news = self._until("done", progress)
+        try:
+            news = self._until("done", progress)
+        except KeyboardInterrupt:
+            if keep is not None:
+                raise
+            stop.touch()
+            news = self._until("done", progress)
         took = time.monotonic() - begin
         records = self._dumps(int(news["pid"]))
         if not result.exists():
@@ -92,8 +110,9 @@ class Host:
         recording = (
             tape.read(taped.read_bytes(), self.page, self.firsts) if taped.exists() else None
         )
+        stopped = stop.exists() and found["ended"] == "tape"
         return Outcome(
-            found["ended"],
+            STOPPED if stopped else found["ended"],
             found.get("error", ""),
             recording,
             found.get("scheduler", {}),

@@ -12,11 +12,14 @@ from g4debug.dumps import writing
 from g4debug.findings.record import Finding, TrapRecord
 from g4debug.findings.tape import Recording
 from g4debug.replay import host, setting, verdict
+from g4debug.replay.feeder import BEHIND
+from g4debug.replay.host import STOPPED
 from g4debug.replay.setting import CannotReplay
 from g4debug.replay.shrink import Search
 from g4debug.reporters.replay import Kept, Replayed, Shrunk
 from g4debug.settings import fix_switch
 
+INTERRUPTED = "stopped by Ctrl-C"
 EACH = 120.0  # seconds for one try
 
 
@@ -31,17 +34,22 @@ def replayed(
     pages_only: bool = False,
     fixes: Mapping[str, bool] | None = None,
     releases: Sequence[str] = (),
+    until: int = 0,
 ) -> Replayed:
     """trace: the tracers to arm, () for those that were armed there.
 
     shrink: the file that gets the dump of the fewest requests with which the finding comes.
     pages_only: the model computes nothing. fixes, releases: a finding is replayed once more with
-    each of these fixes on or off, and on each of these releases of SGLang.
+    each of these fixes on or off, and on each of these releases of SGLang. until: the last step, as
+    the server counted, that is replayed; 0 for all. After Ctrl-C it is the last step that was.
     """
     shrunk, tried = None, []
     try:
         on, recording = setting.recording_of(record)
         made = setting.setting_of(record, on, recording)
+        if until and until <= on.first:
+            raise CannotReplay(f"its tape begins with step {on.first + 1}")
+        until = until - on.first if 0 < until < on.first + recording.steps else 0
         armed = trace or setting.tracers_of(record)
         if pages_only:
             if record.finding.check in CONTENT or CONTENT & set(trace):
@@ -53,18 +61,30 @@ def replayed(
             progress(steps, recording.steps)
 
         with host.started(dump, on, made, armed, folder, told, pages_only) as running:
-            outcome = running.run(seconds, told, None)
-            judged = verdict.judge(record, on, recording, outcome)
-            if shrink is not None and judged.found is not None:
+            outcome = running.run(seconds, told, None, until)
+            stopped = outcome.ended == STOPPED
+            if stopped and outcome.recording is not None:
+                # What was found in the last steps may not have been told.
+                until = max(1, outcome.recording.steps - BEHIND)
+            judged = verdict.judge(record, on, recording, outcome, until)
+            if stopped and judged.found is None:
+                judged = dataclasses.replace(
+                    judged, code=verdict.NOTHING, text=f"{INTERRUPTED}; {judged.text}"
+                )
+            if shrink is not None and judged.found is not None and not stopped:
                 shrunk = _shrink(running, judged.found, recording, seconds, shrink, progress)
-        if judged.found is not None:
+        if judged.found is not None and not stopped:
             for name, other in _others(made, fixes or {}, releases):
                 try:
                     with host.started(dump, on, other, armed, folder, told, pages_only) as running:
                         text = _with_it(judged.found, running.run(seconds, told, None))
                 except CannotReplay as e:
                     text = f"cannot be replayed, because {e}"
+                except KeyboardInterrupt:
+                    text = INTERRUPTED
                 tried.append((name, text))
+                if text == INTERRUPTED:
+                    break
     except CannotReplay as e:
         return Replayed(verdict.NOTHING, f"cannot be replayed, because {e}")
     if pages_only and judged.code == verdict.OTHERWISE and judged.found is None:
@@ -114,6 +134,8 @@ def _with_it(found: Finding, outcome: host.Outcome) -> str:
         return f"it comes, in step {like.finding.location.step}"
     if outcome.records:
         return f"another finding comes: {outcome.records[0].finding.headline}"
+    if outcome.ended == STOPPED:
+        return INTERRUPTED
     if outcome.ended != "tape":
         return f"cannot be told: {outcome.error or outcome.ended}"
     return "it does not come"
