@@ -155,6 +155,7 @@ class Feeder:
             top_logprobs_num=0,
             stream=False,
             priority=request.priority or None,
+            bootstrap_host=tape.UNCACHED_HOST if request.options & tape.UNCACHED else None,
         )
 
     # --- tokens and accept lengths ---------------------------------------------------------------
