@@ -146,18 +146,17 @@ def _command(ran: Cell, dump: Path, folder: Path, more: Sequence[str]) -> dict[s
 
 
 def environment(ran: Cell, folder: Path) -> dict[str, str]:
-    """A bug that the suite puts back has to be in the SGLang of the replay, too."""
+    """SGLang is as it was in the run: with the ground truth, which an exception may have come
+    through, and with a bug that the suite puts back."""
     mine = {k: v for k, v in os.environ.items() if not k.startswith(("G4DEBUG_", "SGLANG_"))}
     given = cells.environment(ran, folder)
-    path = os.pathsep.join([str(cells.REPRO), str(cells.ROOT)])
-    if PUT_BACK not in given:
-        return {**mine, "PYTHONPATH": path}
     counts = folder / "replayed"
-    counts.mkdir(exist_ok=True)
+    counts.mkdir(parents=True, exist_ok=True)
+    path = [str(folder / "plugin"), str(cells.REPRO), str(cells.ROOT)]
     return {
         **mine,
-        "PYTHONPATH": os.pathsep.join([str(folder / "plugin"), path]),
-        **{name: given[name] for name in (TRUTH, PUT_BACK)},
+        "PYTHONPATH": os.pathsep.join(path),
+        **{name: given[name] for name in (TRUTH, PUT_BACK) if name in given},
         FOLDER: str(counts),
     }
 
