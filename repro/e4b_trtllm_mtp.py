@@ -1,7 +1,8 @@
 """Gemma-4 E4B with trtllm_mha and FROZEN_KV_MTP: a crash, its diagnosis and its fix.
 
 Real SGLang serves the same requests in four variants. A fault puts back a bug of upstream SGLang:
-the draft hands page numbers of the full pool to sliding layers, but their SWA pool is smaller.
+the draft hands page numbers of the full pool to sliding layers, but their SWA pool is smaller. On a
+CPU the dump that this leaves is then replayed: the same scheduler decides again, from its tape.
 """
 
 from __future__ import annotations
@@ -78,6 +79,12 @@ REPRO = Repro(
         "diagnosed": diagnosed("the bug is put back, debugging is on", PUT_BACK, judge_diagnosed),
         "fixed": Variant(
             "the bug is put back, its fix swa-state-swap is on", FAULT, verdicts.same_outputs
+        ),
+        "replayed": Variant(
+            "the dump of diagnosed, without the requests",
+            {},
+            verdicts.reproduced,
+            replays="diagnosed",
         ),
     },
 )

@@ -9,6 +9,9 @@ docs/history/cells.jsonl.
 Each natural case also runs on every release that there is an environment for, without a tool, which
 says which release has which bug.
 
+With ``--replay`` it runs no cell. For each case it replays a dump of the run with the bug, on a
+CPU, and says in how many the same came again: docs/history/replays.jsonl.
+
 With ``--device cuda`` it runs what no CPU can: the cases that need a GPU, and for all others the
 tools that do, beside a run without any tool.
 
@@ -34,7 +37,7 @@ from harness.options import Parser
 from harness.processes import go_on, script
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from suites.history import across, gpu, page, table
+from suites.history import across, gpu, page, replays, table
 from suites.history.case import CPU, CUDA, Case
 from suites.history.cases import cases
 from suites.history.cell import (
@@ -55,6 +58,7 @@ from suites.history.cell import (
     kept,
     run,
 )
+from suites.history.replays import Replay
 from suites.history.tools import NOTHING, TOOLS, device_of
 
 SEEDS = 5
@@ -186,6 +190,28 @@ def run_all(
     return found
 
 
+def known_replays() -> list[Replay]:
+    return replays.from_text(page.REPLAYS.read_text()) if page.REPLAYS.is_file() else []
+
+
+def replay_all(
+    chosen: Mapping[str, Case], seeds: int, folder: Path, console: Console
+) -> list[Replay]:
+    """The replays of these cases, one at a time, and the known ones of all others."""
+    found = {(r.case, r.seed): r for r in known_replays()}
+    folder = folder / "replays"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, case in chosen.items():
+        for seed in range(seeds if not case.gpu else 0):
+            new = replays.run(name, seed, folder)
+            if new is not None:
+                found[name, seed] = new
+                render.say(console, f"{name}, seed {seed}: {new.word}. {new.said}", hang=4)
+            else:
+                render.say(console, f"{name}, seed {seed}: there is no run to replay")
+    return list(found.values())
+
+
 def elsewhere(folder: Path, device: str) -> dict[str, Cell]:
     """The results in ``folder`` of the other device and of other releases, for the same page."""
     cells = [kept(path.stem, folder) for path in sorted(folder.glob("*.*.*.*.json"))]
@@ -236,6 +262,8 @@ def main() -> int:
     parser.add_argument("--python", type=named, nargs="+", default=[], metavar="RELEASE=PATH",
                         help="the Python that has a release of SGLang, if it is not in "
                         ".venv-RELEASE")  # fmt: skip
+    parser.add_argument("--replay", action="store_true",
+                        help="replay a dump of each case, in place of the cells")  # fmt: skip
     parser.add_argument("--published", action="store_true",
                         help="go on from the results in docs/history/cells.jsonl")  # fmt: skip
     parser.add_argument("--write", action="store_true",
@@ -260,22 +288,24 @@ def main() -> int:
             parser.error(str(e))
     folder = args.results or Path(tempfile.mkdtemp(prefix="g4debug-history-"))
     folder.mkdir(parents=True, exist_ok=True)
-    first, rest = tasks(chosen, args.tool or list(TOOLS), args.seeds, args.device)
+    first, rest = tasks({} if args.replay else chosen, args.tool or list(TOOLS), args.seeds,
+                        args.device)  # fmt: skip
     lost = missing({t.case: known[t.case] for t in first}) if args.device == CPU else {}
     for release, names in sorted(lost.items()):
         render.say(console, f"{', '.join(names)}: there is no environment with SGLang {release}, "
                     f"so it is not run. Make one with: make env SGLANG={release}")  # fmt: skip
     away = {n for names in lost.values() for n in names}
     here = ([t for t in first if t.case not in away], [t for t in rest if t.case not in away])
-    if args.device == CPU:
+    if args.device == CPU and not args.replay:
         here[1].extend(across_tasks(chosen, args.tool or list(TOOLS), args.seeds))
-    published = from_text(page.CELLS.read_text()) if args.published else {}
+    published = from_text(page.CELLS.read_text()) if args.published or args.replay else {}
+    replayed = replay_all(chosen, args.seeds, folder, console) if args.replay else known_replays()
     found = run_all(here, args.jobs, folder, console, published)
     spoiled = [c for c in found if c.ended == SPOILED]
     cells = {c.id: c for c in found if c.ended != SPOILED}
     cells = {**published, **elsewhere(folder, args.device), **cells}
     cells = with_right_answers(cells, known)
-    rows = table.rows(known, cells.values())
+    rows = table.rows(known, cells.values(), replayed)
     for block in table.blocks(rows):
         render.block(console, block)
     (folder / "history.json").write_text(json.dumps(table.as_json(rows)))

@@ -3,18 +3,28 @@
 It starts SGLang's own scheduler of the dump's release on the CPU engine, gives it
 what is on the dump's tape, and compares each step and the finding. The exit code
 is 0 if it did the same and found the same, 1 if it did the same and found
-something else or nothing, and 2 if that cannot be told.
+something else or nothing, and 2 if that cannot be told. Ctrl-C ends it, and it
+says what is known up to there; a second Ctrl-C ends it at once.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from g4debug import discovery
-from g4debug.cli import CliError, add_console_arguments, at_least, present
+from g4debug.cli import (
+    CliError,
+    add_console_arguments,
+    at_least,
+    make_console,
+    present,
+    report,
+)
 
 NAME = "replay"
 HELP = "let a dump's scheduler decide again, on this machine"
@@ -50,6 +60,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "bug comes when that is run",
     )
     parser.add_argument(
+        "--until",
+        type=at_least(1),
+        default=0,
+        metavar="STEP",
+        help="replay no further than to this step of the server",
+    )
+    parser.add_argument(
         "--pages-only",
         action="store_true",
         help="leave out what the model computes: some three times as fast",
@@ -69,6 +86,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="replay it once more on this release of SGLang, and tell the same",
     )
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep log and dumps there")
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="write the result as one HTML page, too"
+    )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     add_console_arguments(parser)
 
@@ -77,20 +97,26 @@ def run(args: argparse.Namespace) -> int:
     from g4debug.dumps import reading
     from g4debug.replay.run import replayed
     from g4debug.reporters import replay as reporter
+    from g4debug.reporters import replay_html
 
     fixes = dict(map(_fix, args.fix))
+    if args.until and (args.shrink or fixes or args.sglang):
+        raise CliError("--until leaves out what --shrink, --fix and --sglang need: the rest")
+    if args.html:
+        report.refuse_odd(args.html, args.dump)
     record = reading.read(args.dump)
     trace = tuple(filter(None, (args.trace or "").split(",")))
     with tempfile.TemporaryDirectory(prefix="g4debug-replay-") as temporary:
         folder = Path(temporary) if args.keep is None else args.keep
         folder.mkdir(parents=True, exist_ok=True)
-        result = replayed(
-            args.dump, record, trace, args.seconds, folder, _progress, args.shrink,
-            args.pages_only, fixes, args.sglang, args.script,
-        )  # fmt: skip
-    if sys.stderr.isatty():
-        print("\r\033[K", end="", file=sys.stderr, flush=True)
+        with _progress() as progress:
+            result = replayed(
+                args.dump, record, trace, args.seconds, folder, progress, args.shrink,
+                args.pages_only, fixes, args.sglang, args.script, args.until,
+            )  # fmt: skip
     present(reporter, result, args)
+    if args.html:
+        report.write(replay_html.render(result, record, str(args.dump)), args.html, args.dump)
     return result.code
 
 
@@ -103,10 +129,28 @@ def _fix(text: str) -> tuple[str, bool]:
     return name, value == "1"
 
 
-def _progress(done: int, steps: int) -> None:
-    if not sys.stderr.isatty():
-        return
-    text = "starting SGLang …" if not done else f"step {done} of {steps}"
-    if done < 0:
-        text = f"{-done} tries; {steps} requests are enough"
-    print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+@contextlib.contextmanager
+def _progress() -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr, if that is a terminal. It is told of the steps that are done, and of all."""
+    from rich import progress
+
+    columns = (
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.TextColumn("{task.fields[at]}"),
+        progress.TimeElapsedColumn(),
+    )
+    console = make_console(stream=sys.stderr)
+    shown = sys.stderr.isatty()
+    with progress.Progress(*columns, console=console, transient=True, disable=not shown) as bar:
+        task = bar.add_task("starting SGLang", total=None, at="")
+
+        def told(done: int, of: int) -> None:
+            if done > 0:
+                at = f"step {done} of {of}"
+                bar.update(task, description="replaying", completed=done, total=of, at=at)
+            elif done < 0:
+                at = f"{-done} tries; {of} requests are enough"
+                bar.update(task, description="shrinking", total=None, at=at)
+
+        yield told

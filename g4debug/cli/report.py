@@ -38,22 +38,23 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.buffer.write(page.encode())
         return 0
     out = source.with_suffix(".html") if args.output is None else Path(args.output)
-    _write(page.encode(), out, source)
+    write(page, out, source)
     print(quoted(out))
     return 0
 
 
-def _write(page: bytes, out: Path, source: Path) -> None:
+def write(page: str, out: Path, source: Path) -> None:
+    """Write a page about the dump ``source``. Raises CliError."""
     from g4debug.dumps import writing
 
     try:
-        _refuse_odd(out, source)
-        writing.write(page, out.parent, out.name)
+        refuse_odd(out, source)
+        writing.write(page.encode(), out.absolute().parent, out.name)
     except OSError as e:
         raise CliError(f"cannot write {out}: {e.strerror or e}") from e
 
 
-def _refuse_odd(out: Path, source: Path) -> None:
+def refuse_odd(out: Path, source: Path) -> None:
     """Raise CliError if a page may not go there, and OSError if that cannot be seen."""
     if out.is_dir() or (out.exists() and not out.is_file()):
         raise CliError(f"cannot write {out}: it is not a regular file (-o - writes to stdout)")

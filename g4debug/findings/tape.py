@@ -93,7 +93,8 @@ class How(IntEnum):
     ABORT = 3
 
 
-IGNORES_EOS, LOGPROBS, HEALTH = 1, 2, 4  # the options of a request
+IGNORES_EOS, LOGPROBS, HEALTH, UNCACHED = 1, 2, 4, 8  # the options of a request
+UNCACHED_HOST = "2.2.2.2"  # bootstrap_host: SGLang keeps such a request out of the prefix cache
 
 
 def number(n: int) -> bytes:

@@ -94,6 +94,8 @@ class Replayer:
 
     def _step(self, *args: Any, **kwargs: Any) -> None:
         self.steps[:] = self.feeder.steps.to_bytes(8, "little")
+        if self.job is not None and os.path.exists(self.job["stop"]):
+            self.feeder.until = 1  # a step that is over: it ends with this one
 
     def run(self) -> NoReturn:
         cpu.prepare()
@@ -199,6 +201,7 @@ class Replayer:
         if job["workload"] is not None:
             self.feeder.give(Workload.of(job["workload"]))
             self.feeder.most_idle = min(self.feeder.most_idle, job["idle"])
+        self.feeder.until = job["until"]
         if taping.current is not None:
             taping.current.go_on(self.recording.begins)
         self.feeder.begin(self.scheduler)

@@ -56,6 +56,7 @@ class Feeder:
         self._met: int | None = None  # the round in which what the next event waits for was there
         self.rounds = Rounds()
         self.rounds.count = recording.begins.round
+        self.until = 0  # the last step that is wanted; 0 for all
         self.given: dict[str, Request] = {}  # by rid
         self.current: list[Request | None] = []  # of the rows of the batch that runs
         self.lens: list[int] = []
@@ -67,11 +68,10 @@ class Feeder:
 
     def give(self, workload: Workload) -> None:
         """Give this in place of the whole tape."""
-        page, words = self.tokens.page, self.tokens.words
-        self.queue = deque(workload.events(self.recording, page))
+        self.queue = deque(workload.events(self.recording))
         self.requests = {e.id: e for e, _ in self.queue if isinstance(e, Request)}
         made = dataclasses.replace(self.recording, requests=self.requests)
-        self.tokens = Tokens(made, page, words)
+        self.tokens = Tokens(made, self.tokens.words)
         self.lag, self._partly = workload.lag, True
         self.accepted = next(iter(workload.accepted), 0)
         if workload.after or workload.accepted:
@@ -135,6 +135,8 @@ class Feeder:
             done = not queue and self.steps >= self.most_steps
             if done or self.at_end > self.most_idle:
                 raise TapeEnd
+        if self.until and self.steps >= self.until + BEHIND:
+            raise TapeEnd
         if self._since_step > STUCK:
             raise Stuck
         return messages
@@ -207,6 +209,7 @@ class Feeder:
             top_logprobs_num=0,
             stream=False,
             priority=request.priority or None,
+            bootstrap_host=tape.UNCACHED_HOST if request.options & tape.UNCACHED else None,
         )
 
     # --- tokens and accept lengths ---------------------------------------------------------------

@@ -30,6 +30,7 @@ from g4debug.replay.setting import CannotReplay, Setting
 from g4debug.replay.workload import Workload
 
 ROOT = Path(g4debug.__file__).resolve().parents[1]
+STOPPED = "stopped"
 UP = 300.0  # seconds until a scheduler must be there
 Progress = Callable[[int], None]  # told of the number of steps up to now
 
@@ -38,12 +39,12 @@ Progress = Callable[[int], None]  # told of the number of steps up to now
 class Outcome:
     """The result of a job.
 
-    ended: "tape" (all was given), "raised", "stuck", "late" or "died". error: the exception's text.
-    recording: the tape of this scheduler. scheduler: the settings by which it decides, as in
-    ``Tape.scheduler``. records: its findings' dumps, oldest first. last: its last dump, with or
-    without a finding; its history is compared. lacking: how many verifies are not on the tape.
-    reached: at each event that was given, how many tokens each request had that was given before,
-    -1 if it had ended. idle: the idle rounds at its end.
+    ended: "tape" (all was given), "raised", "stuck", "late", "died" or, by Ctrl-C, "stopped".
+    error: the exception's text. recording: the tape of this scheduler. scheduler: the settings by
+    which it decides, as in ``Tape.scheduler``. records: its findings' dumps, oldest first. last:
+    its last dump, with or without a finding; its history is compared. lacking: how many verifies
+    are not on the tape. reached: at each event that was given, how many tokens each request had
+    that was given before, -1 if it had ended. idle: the idle rounds at its end.
     """
 
     ended: str
@@ -75,20 +76,33 @@ class Host:
         progress: Progress,
         workload: Workload | None = None,
         idle: int = feeder.IDLE,
+        until: int = 0,
     ) -> Outcome:
         """workload: the part of the tape that is given, None for all; then it ends after so many
-        ``idle`` rounds."""
+        ``idle`` rounds. until: the last step that is wanted, 0 for all.
+
+        Ctrl-C ends it with the step that runs, if all is given; a second one at once.
+        """
         self.jobs += 1
         begin = time.monotonic()
         result = self.folder / f"job-{self.jobs}.json"
-        for old in (result, result.with_suffix(".tape")):
+        stop = result.with_suffix(".stop")
+        for old in (result, result.with_suffix(".tape"), stop):
             old.unlink(missing_ok=True)
-        given = None if workload is None else workload.plain()
-        job = {"result": str(result), "seconds": seconds, "workload": given, "idle": idle}
+        job = {
+            "result": str(result), "seconds": seconds, "idle": idle, "until": until,
+            "workload": None if workload is None else workload.plain(), "stop": str(stop),
+        }  # fmt: skip
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(job).encode() + b"\n")
         self.process.stdin.flush()
-        news = self._until("done", progress)
+        try:
+            news = self._until("done", progress)
+        except KeyboardInterrupt:
+            if workload is not None:
+                raise
+            stop.touch()
+            news = self._until("done", progress)
         took = time.monotonic() - begin
         records = dumps_in(self.dumps, news["pid"])
         if not result.exists():
@@ -109,8 +123,9 @@ class Host:
         recording = (
             tape.read(taped.read_bytes(), self.page, self.firsts) if taped.exists() else None
         )
+        stopped = stop.exists() and found["ended"] == "tape"
         return Outcome(
-            found["ended"],
+            STOPPED if stopped else found["ended"],
             found.get("error", ""),
             recording,
             found.get("scheduler", {}),

@@ -12,7 +12,8 @@ from g4debug.dumps import writing
 from g4debug.findings.record import Finding, TrapRecord
 from g4debug.findings.tape import Recording
 from g4debug.replay import host, script, setting, verdict
-from g4debug.replay.feeder import IDLE
+from g4debug.replay.feeder import BEHIND, IDLE
+from g4debug.replay.host import STOPPED
 from g4debug.replay.setting import CannotReplay
 from g4debug.replay.shrink import Shown, Shrinking
 from g4debug.replay.workload import Workload
@@ -20,6 +21,7 @@ from g4debug.reporters.replay import Kept, Replayed, Scripted, Shrunk
 from g4debug.settings import fix_switch
 
 TRAILS = 4  # workloads that are tried as a script, the smallest first
+INTERRUPTED = "stopped by Ctrl-C"
 EACH = 120.0  # seconds for one try
 MORE_IDLE = 20  # idle rounds that a try may have behind those with which the finding came
 
@@ -36,18 +38,23 @@ def replayed(
     fixes: Mapping[str, bool] | None = None,
     releases: Sequence[str] = (),
     plain: Path | None = None,
+    until: int = 0,
 ) -> Replayed:
     """trace: the tracers to arm, () for those that were armed there.
 
     shrink: the file that gets the dump of the fewest requests with which the finding comes.
     pages_only: the model computes nothing. fixes, releases: a finding is replayed once more with
     each of these fixes on or off, and on each of these releases of SGLang. plain: the file that
-    gets the fewest requests as plain SGLang.
+    gets the fewest requests as plain SGLang. until: the last step, as the server counted, that is
+    replayed; 0 for all. After Ctrl-C it is the last step that was.
     """
     shrunk, tried, scripted = None, [], None
     try:
         on, recording = setting.recording_of(record)
         made = setting.setting_of(record, on, recording)
+        if until and until <= on.first:
+            raise CannotReplay(f"its tape begins with step {on.first + 1}")
+        until = until - on.first if 0 < until < on.first + recording.steps else 0
         armed = trace or setting.tracers_of(record)
         if pages_only:
             if record.finding.check in CONTENT or CONTENT & set(trace):
@@ -59,23 +66,35 @@ def replayed(
             progress(steps, recording.steps)
 
         with host.started(dump, on, made, armed, folder, told, pages_only) as running:
-            outcome = running.run(seconds, told)
-            judged = verdict.judge(record, on, recording, outcome)
+            outcome = running.run(seconds, told, until=until)
+            stopped = outcome.ended == STOPPED
+            if stopped and outcome.recording is not None:
+                # What was found in the last steps may not have been told.
+                until = max(1, outcome.recording.steps - BEHIND)
+            judged = verdict.judge(record, on, recording, outcome, until)
+            if stopped and judged.found is None:
+                judged = dataclasses.replace(
+                    judged, code=verdict.NOTHING, text=f"{INTERRUPTED}; {judged.text}"
+                )
             search = None
-            if (shrink or plain) and judged.found is not None:
+            if (shrink or plain) and judged.found is not None and not stopped:
                 shrunk, search = _shrink(
                     running, judged.found, recording, seconds, shrink, progress
                 )
-        if plain is not None:
+        if plain is not None and not stopped:
             scripted = _script(search, made, folder, plain)
-        if judged.found is not None:
+        if judged.found is not None and not stopped:
             for name, other in _others(made, fixes or {}, releases):
                 try:
                     with host.started(dump, on, other, armed, folder, told, pages_only) as running:
                         text = _with_it(judged.found, running.run(seconds, told))
                 except CannotReplay as e:
                     text = f"cannot be replayed, because {e}"
+                except KeyboardInterrupt:
+                    text = INTERRUPTED
                 tried.append((name, text))
+                if text == INTERRUPTED:
+                    break
     except CannotReplay as e:
         return Replayed(verdict.NOTHING, f"cannot be replayed, because {e}")
     if pages_only and judged.code == verdict.OTHERWISE and judged.found is None:
@@ -126,6 +145,8 @@ def _with_it(found: Finding, outcome: host.Outcome) -> str:
         return f"it comes, in step {like.finding.location.step}"
     if outcome.records:
         return f"another finding comes: {outcome.records[0].finding.headline}"
+    if outcome.ended == STOPPED:
+        return INTERRUPTED
     if outcome.ended != "tape":
         return f"cannot be told: {outcome.error or outcome.ended}"
     return "it does not come"
@@ -157,7 +178,7 @@ def _shrink(
     def told(tried: int, left: int) -> None:
         progress(-tried, left)
 
-    search = Shrinking(recording, running.page, try_it, begin + seconds, told, running.drafts)
+    search = Shrinking(recording, try_it, begin + seconds, told, running.drafts)
     best, record = search.run(), search.shown.record
     written = target is not None and record is not None
     if target is not None and record is not None:
@@ -168,7 +189,7 @@ def _shrink(
         seconds=time.monotonic() - begin,
         whole=search.whole,
         file=str(target) if written else "",
-        kept=() if best is None else tuple(_kept(best, recording, running.page)),
+        kept=() if best is None else tuple(_kept(best, recording)),
     )
     return shrunk, search
 
@@ -186,7 +207,7 @@ def _script(
         assert shown.record is not None
         try:
             found = script.made(
-                shown.record, made, search.recording, workload, shown.reached, search.page, folder
+                shown.record, made, search.recording, workload, shown.reached, folder
             )
         except script.NoScript as e:
             reason = reason or str(e)
@@ -196,8 +217,8 @@ def _script(
     return Scripted("", reason)
 
 
-def _kept(best: Workload, recording: Recording, page: int) -> Iterator[Kept]:
-    for index, r in best.requests(recording, page):
+def _kept(best: Workload, recording: Recording) -> Iterator[Kept]:
+    for index, r in best.requests(recording):
         after = best.after.get(index)
         when = f"round {r.round}" if after is None else after.text
         yield Kept(r.id, when, r.prompt, r.output, r.longest, r.how.name.lower())

@@ -55,7 +55,6 @@ def made(
     recording: Recording,
     workload: Workload,
     reached: Sequence[Mapping[int, int]],
-    page: int,
     folder: Path,
 ) -> Script:
     """The script for a workload with which this record's finding comes. Raises NoScript.
@@ -66,12 +65,11 @@ def made(
     if "G4DEBUG_FAULTS" in setting.environ:
         raise NoScript("the bug is a fault that g4debug injected, and plain SGLang has none")
     finding = record.finding
-    events, guessed = in_words_of_the_api(workload.events(recording, page), reached)
+    events, guessed = in_words_of_the_api(workload.events(recording), reached)
     words = Tokens(
         dataclasses.replace(
             recording, requests={e.id: e for e, _ in events if isinstance(e, Request)}
         ),
-        page,
         setting.toy.vocab - FIRST_WORD,
     )
 
@@ -186,7 +184,7 @@ def _pages(
 ) -> tuple[dict[str, list[int]], dict[int, str]]:
     """The pages that several prompts have in common, by name, and each prompt in terms of them."""
     prompts = {r.id: tokens.prompt(r) for r in requests}
-    size = tokens.page
+    size = tokens.recording.page
     names: dict[tuple[int, ...], str] = {}
     parts: dict[int, list[str]] = {}
     pages: dict[str, list[int]] = {}

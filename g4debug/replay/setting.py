@@ -13,7 +13,7 @@ from typing import Any
 from g4debug import backends, speculation
 from g4debug.cpu import models
 from g4debug.cpu.geometry import TINY
-from g4debug.cpu.server import BASE, backend_for
+from g4debug.cpu.server import backend_for
 from g4debug.findings import tape
 from g4debug.findings.record import Plain, Tape, TrapRecord
 from g4debug.findings.tape import Recording

@@ -17,7 +17,7 @@ from typing import Any
 from g4debug.findings.record import TrapRecord
 from g4debug.findings.tape import Abort, How, Recording, Request
 from g4debug.replay.ddmin import last, shortest
-from g4debug.replay.workload import After, Workload
+from g4debug.replay.workload import After, Workload, pages_of
 
 NEAREST = 3  # requests that are tried as the one after which another one comes
 
@@ -40,7 +40,6 @@ class Shrinking:
     """
 
     recording: Recording
-    page: int
     try_it: Callable[[Workload], Shown | None]
     until: float
     told: Callable[[int, int], None] = lambda tried, left: None
@@ -86,7 +85,7 @@ class Shrinking:
     @property
     def requests(self) -> list[tuple[int, Request]]:
         """The requests of the best workload, each with its index."""
-        return list(self.now.requests(self.recording, self.page))
+        return list(self.now.requests(self.recording))
 
     def changed(self, **changes: Any) -> bool:
         """Try the best workload with these changes."""
@@ -128,7 +127,8 @@ class Shrinking:
     def _pages(self) -> None:
         """Leave out pages, each of all requests that have it."""
         cut = self.now.cut
-        pages = list(dict.fromkeys(h for _, r in self.requests for _, h in r.pages if h))
+        found = (n for _, r in self.requests for n, _ in pages_of(r, self.recording))
+        pages = list(dict.fromkeys(found))
 
         def without(kept: Sequence[int]) -> bool:
             return self.changed(cut=cut | {h for n, h in enumerate(pages) if n not in kept})
@@ -139,8 +139,8 @@ class Shrinking:
     def _rests(self) -> None:
         """Let prompts end where a page ends, or one token behind."""
         for _, request in self.requests:
-            rest = request.prompt % self.page
-            for fewer in range(0 if request.prompt >= self.page else 1, min(2, rest)):
+            rest = request.prompt % self.recording.page
+            for fewer in range(0 if request.prompt >= self.recording.page else 1, min(2, rest)):
                 if self.changed(rest={**self.now.rest, request.id: fewer}):
                     break
 

@@ -133,8 +133,61 @@ class Verdict:
     found: Finding | None = None  # in the replay
 
 
-def judge(record: TrapRecord, on: Tape, recorded: Recording, outcome: Outcome) -> Verdict:
-    """The verdict of a replay on the finding of a dump."""
+def judge(
+    record: TrapRecord, on: Tape, recorded: Recording, outcome: Outcome, until: int = 0
+) -> Verdict:
+    """The verdict of a replay on the finding of a dump. until: the tape's last step that is judged;
+    0 for all. It says nothing about what came after."""
+    if not until:
+        return _judge(record, on, recorded, outcome)
+    step, there = until + on.first, record.finding
+    more = f"What came after step {step} was not replayed, so nothing is said of it."
+    if there.kind != "asked" and there.location.step > step:
+        more = f"{more[:-1]}, nor of what was found there in step {there.location.step}: "
+        more += there.headline
+        record = dataclasses.replace(
+            record, finding=dataclasses.replace(there, check=RECORDER, kind="asked")
+        )
+    verdict = _judge(
+        _first_steps(record, step), on, _first_of(recorded, until), _begin_of(outcome, until)
+    )
+    text = verdict.text
+    if verdict.states is not None and verdict.code == REPRODUCED and verdict.found is None:
+        n = f"{verdict.states.equal} of {recorded.steps} steps are equal"
+        text = f"equal up to step {step}: {n}, and nothing was found up to there"
+    return dataclasses.replace(verdict, text=text, more=(*verdict.more, more))
+
+
+def _first_steps(record: TrapRecord, step: int) -> TrapRecord:
+    """The history of a dump up to a step."""
+    return dataclasses.replace(
+        record,
+        steps=tuple(s for s in record.steps if s.step <= step),
+        allocator=tuple(e for e in record.allocator if e.step <= step),
+    )
+
+
+def _first_of(recorded: Recording, steps: int) -> Recording:
+    return dataclasses.replace(
+        recorded,
+        checksums=recorded.checksums[:steps],
+        pages={n: digest for n, digest in recorded.pages.items() if n <= steps},
+    )
+
+
+def _begin_of(outcome: Outcome, steps: int) -> Outcome:
+    """What a replay has done up to a step. It may have ended later by itself."""
+    records = tuple(r for r in outcome.records if r.finding.location.step <= steps)
+    later = outcome.recording is not None and outcome.recording.steps > steps
+    return dataclasses.replace(
+        outcome,
+        ended="tape" if later and not records else outcome.ended,
+        records=records,
+        last=None if outcome.last is None else _first_steps(outcome.last, steps),
+    )
+
+
+def _judge(record: TrapRecord, on: Tape, recorded: Recording, outcome: Outcome) -> Verdict:
     if outcome.recording is None:
         return Verdict(NOTHING, f"cannot be replayed, because the scheduler {_end_of(outcome)}")
     differs = list(_facts(on.scheduler, outcome.scheduler))
@@ -157,7 +210,7 @@ def judge(record: TrapRecord, on: Tape, recorded: Recording, outcome: Outcome) -
         # It was stopped here, so only what was before can be compared.
         at = max(1, min(outcome.recording.steps, first.location.step))
         if there is None or at < there.location.step - on.first:
-            recorded = dataclasses.replace(recorded, checksums=recorded.checksums[:at])
+            recorded = _first_of(recorded, at)
     states = compare(_up_to(recorded, there, on.first), outcome.recording)
     if outcome.last is not None:
         states = with_history(states, record, on.first, outcome.last)
@@ -180,6 +233,9 @@ def _of_equal(
 ) -> Verdict:
     """All states are equal."""
     n = f"{states.equal} of {states.steps} steps are equal"
+    if outcome.ended == "raised" and first is None:
+        text = "not reproduced: the scheduler died of something else"
+        return Verdict(OTHERWISE, text, (_equal(n), outcome.error), states)
     if there is None:
         if first is None:
             return Verdict(REPRODUCED, f"reproduced: {n}, and nothing was found", (), states)
@@ -203,9 +259,6 @@ def _of_equal(
             f"Here, in step {found.location.step + on.first}: {found.headline}",
         )
         return Verdict(OTHERWISE, "not reproduced: another finding came", more, states, found)
-    if outcome.ended == "raised":
-        text = "not reproduced: the scheduler died of something else"
-        return Verdict(OTHERWISE, text, (_equal(n), outcome.error), states)
     if max(states.exact, states.last) < states.steps:
         text = "cannot be told: nothing was found here"
         why = (
@@ -265,8 +318,7 @@ def _up_to(recorded: Recording, there: Finding | None, first: int) -> Recording:
     """The steps up to the finding's: in log mode a server runs on after it."""
     if there is None or there.location.step <= first:
         return recorded
-    steps = there.location.step - first
-    return dataclasses.replace(recorded, checksums=recorded.checksums[:steps])
+    return _first_of(recorded, there.location.step - first)
 
 
 def _facts(there: dict[str, Plain], here: dict[str, Plain]) -> Iterator[str]:

@@ -5,9 +5,19 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any
 
-from g4debug.findings.tape import IGNORES_EOS, Abort, Flush, How, Recording, Request
+from g4debug.findings.tape import (
+    HASH,
+    IGNORES_EOS,
+    Abort,
+    Flush,
+    How,
+    Recording,
+    Request,
+    parts,
+)
 
 Event = Request | Abort | Flush
 LAGS = (0, 1, 3)  # rounds by which a server may see a request later than it was sent
@@ -39,7 +49,7 @@ class After:
 
 @dataclass(frozen=True)
 class Workload:
-    """keep: the events, as indices of ``Recording.given``. cut: the hashes of pages left out.
+    """keep: the events, as indices of ``Recording.given``. cut: the names of pages left out.
 
     A page is left out of all requests that have it, so that they still have the same pages in
     common. rest: so many tokens of a prompt are behind its last full page, by the request's id.
@@ -68,28 +78,30 @@ class Workload:
     def whole(cls, recording: Recording) -> Workload:
         return cls(tuple(range(len(recording.given))))
 
-    def requests(self, recording: Recording, page: int) -> Iterator[tuple[int, Request]]:
+    def requests(self, recording: Recording) -> Iterator[tuple[int, Request]]:
         """The requests as they are in this workload, each with its index."""
         for index in self.keep:
             event = recording.given[index]
             if isinstance(event, Request):
-                yield index, self._request(event, page)
+                yield index, self._request(event, recording)
 
-    def events(self, recording: Recording, page: int) -> list[tuple[Event, After | None]]:
+    def events(self, recording: Recording) -> list[tuple[Event, After | None]]:
         """The events as they are in this workload, in their order; None is for a round."""
-        requests = dict(self.requests(recording, page))
+        requests = dict(self.requests(recording))
         return [
             (requests.get(index, recording.given[index]), self.after.get(index))
             for index in self.keep
         ]
 
-    def _request(self, request: Request, page: int) -> Request:
-        made = _without(request, self.cut, page)
+    def _request(self, request: Request, recording: Recording) -> Request:
+        page, made = recording.page, _without(request, self.cut, recording)
         rest = self.rest.get(request.id)
         if rest is not None:
             full = made.prompt // page
             made = dataclasses.replace(
-                made, prompt=max(1, full * page + rest), pages=made.pages[:full]
+                made,
+                prompt=max(1, full * page + rest),
+                hashes=made.hashes[: full * page_bytes(recording)],
             )
         longest = self.longest.get(request.id)
         if longest is not None:
@@ -128,22 +140,41 @@ class Workload:
         )
 
 
-def _without(request: Request, cut: frozenset[bytes], page: int) -> Request:
+def page_bytes(recording: Recording) -> int:
+    """The bytes of a page's hashes on this tape."""
+    return sum(size for _, size in parts(recording.page, recording.firsts))
+
+
+def pages_of(request: Request, recording: Recording) -> Iterator[tuple[bytes, bytes]]:
+    """Of each page with hashes: what names it on this tape, and its hashes.
+
+    What names it hangs on all that is before it, too, as a small page's own hashes do not.
+    """
+    size, before = page_bytes(recording), blake2b(digest_size=HASH)
+    for at in range(0, len(request.hashes) - size + 1, size):
+        hashes = request.hashes[at : at + size]
+        before.update(hashes)
+        yield before.digest(), hashes
+
+
+def _without(request: Request, cut: frozenset[bytes], recording: Recording) -> Request:
     """The request without these pages. Something is left of its prompt, and of its answer."""
-    pages, prompt, output = [], request.prompt, request.output
-    for number, (first, page_hash) in enumerate(request.pages):
-        if not page_hash or page_hash not in cut:
-            pages.append((first, page_hash))
+    page, prompt, output = recording.page, request.prompt, request.output
+    kept, number = [], -1
+    for number, (name, hashes) in enumerate(pages_of(request, recording)):
+        if name not in cut:
+            kept.append(hashes)
             continue
         mine = min(page, max(0, request.prompt - number * page))  # of the prompt, not the answer
         prompt, output = prompt - mine, output - (page - mine)
-    if len(pages) == len(request.pages):
+    if len(kept) == number + 1:
         return request
+    kept.append(request.hashes[(number + 1) * page_bytes(recording) :])  # a page's first token
     output = max(output, min(1, request.output))
     longest = request.longest
     return dataclasses.replace(
         request,
-        pages=pages,
+        hashes=b"".join(kept),
         prompt=max(1, prompt),
         output=output,
         longest=longest if longest < 0 else max(1, longest - (request.output - output)),

@@ -1,27 +1,21 @@
 """The report as one HTML page, for a phone or a ticket.
 
 It has the same facts as on the terminal (``_facts.py``), but cause, fix and next command stand near
-the top. The page contains no
-script, its Content-Security-Policy would not run one, and it fetches nothing. All text of the dump
-is cleaned as for a terminal, and then escaped by jinja2.
+the top. All text of the dump is cleaned as for a terminal, and then escaped by jinja2.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 from jinja2 import Environment
-from markupsafe import Markup
 
-from g4debug import __version__
 from g4debug.findings.record import TrapRecord
 from g4debug.reporters import _facts, pages
 from g4debug.reporters._evidence import MEANINGS, TableView, window
-from g4debug.reporters.text import UNICODE, clean
+from g4debug.reporters.text import UNICODE
 
 MOST = 500  # rows of a history in the page; --json has all
 ROWS, COLUMNS = 32, 48  # of the page map, around the bad cell
@@ -37,17 +31,9 @@ def render(
     after: Sequence[_facts.Entry] = (),
 ) -> str:
     """The page. ``source``: the dump's path. before, after: see ``_facts.report``."""
-    environment = _environment()
-    style = Markup(environment.get_template("report.css").render())
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    return environment.get_template("report.html").render(
-        title=_facts.headline(record),
-        groups=_groups(record, source, before, after),
-        style=style,
-        policy=f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'; "
-        "base-uri 'none'; form-action 'none'",
-        made=clean(f"g4debug {__version__}, {record.created}"),
-    )
+    groups = _groups(record, source, before, after)
+    title = _facts.headline(record)
+    return pages.page(environment(), "report", record.created, title=title, groups=groups)
 
 
 def _groups(
@@ -65,14 +51,15 @@ def _groups(
 
 
 @cache
-def _environment() -> Environment:
-    environment = pages.environment()
-    environment.tests["entry"] = lambda b: isinstance(b, _facts.Entry)
-    environment.tests["pools"] = lambda b: isinstance(b, _facts.Pools)
-    environment.tests["map"] = lambda b: isinstance(b, _facts.Map)
-    environment.tests["history"] = lambda b: isinstance(b, _facts.History)
-    environment.globals.update(page_map=_page_map)
-    return environment
+def environment() -> Environment:
+    """The templates, with what they need to know of a report's blocks."""
+    made = pages.environment()
+    made.tests["entry"] = lambda b: isinstance(b, _facts.Entry)
+    made.tests["pools"] = lambda b: isinstance(b, _facts.Pools)
+    made.tests["map"] = lambda b: isinstance(b, _facts.Map)
+    made.tests["history"] = lambda b: isinstance(b, _facts.History)
+    made.globals.update(page_map=_page_map)
+    return made
 
 
 def _page_map(view: TableView) -> dict[str, Any]:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from jinja2 import ChoiceLoader, Environment, FileSystemLoader, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from g4debug import __version__
+from g4debug.reporters.text import clean
 
 
 @cache
@@ -19,4 +26,21 @@ def environment(folder: Path | None = None) -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+    )
+
+
+def page(pages: Environment, name: str, created: str, **values: Any) -> str:
+    """The page of the template ``name.html``, with the style ``name.css``.
+
+    It contains no script, its Content-Security-Policy would not run one, and it fetches nothing.
+    created: the dump's date.
+    """
+    style = Markup(pages.get_template(f"{name}.css").render())
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    return pages.get_template(f"{name}.html").render(
+        style=style,
+        policy=f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'; "
+        "base-uri 'none'; form-action 'none'",
+        made=clean(f"g4debug {__version__}, {created}"),
+        **values,
     )

@@ -48,7 +48,8 @@ class Variant:
 
     against: the variant with which it is compared, if its judge compares. workload: a dict of the
     module with the script's workloads. explain: the part of the run that a user would have seen,
-    which is shown: "traceback", "finding" or nothing.
+    which is shown: "traceback", "finding" or nothing. replays: the variant whose dump is replayed,
+    in place of a run of the workload; a replay is for a machine without a GPU.
     """
 
     title: str
@@ -57,6 +58,7 @@ class Variant:
     workload: str = "DEVICES"
     explain: str = ""
     against: str = "clean"
+    replays: str = ""
 
 
 def broken(title: str, environment: Mapping[str, str], judge: Judge, **more: Any) -> Variant:
@@ -143,9 +145,12 @@ def run_all(
                     spinner.update(text)
 
             workload = f"{repro.module}:{variant.workload}"
-            arguments = {"workload": workload, "requests": requests}
+            child, arguments = repro.child, {"workload": workload, "requests": requests}
+            if variant.replays:
+                dump = dump_path(done[variant.replays][0])
+                child, arguments = "harness.replaying", {"dump": str(dump)}
             run = run_child(
-                name, repro.child, arguments, environment, folder, timeout,
+                name, child, arguments, environment, folder, timeout,
                 device=device, progress=progress,
             )  # fmt: skip
         verdict = variant.judge(run, done[variant.against][0] if variant.against in done else None)
@@ -193,6 +198,10 @@ def summary(repro: Repro, done: Done, console: Console) -> None:
             console.print()
             intro = f"The variant {name} left a dump. This command shows what is in it:"
             render.for_copying(console, intro, f"{viewer()} show {path}")
+        if path is not None and any(v.replays == name for v in repro.variants.values()):
+            intro = "This one replays it, and finds the fewest requests that are enough:"
+            command = f"{viewer()} replay {path} --pages-only --shrink small.pt"
+            render.for_copying(console, intro, command)
 
 
 def as_json(repro: Repro, device: str, done: Done) -> dict[str, Any]:
@@ -277,8 +286,11 @@ def main(repro: Repro, doc: str | None, requests: str) -> int:
                 render.say(console, line)
         return 2
     wanted = set(args.variants or repro.variants)
-    wanted |= {v.against for n, v in repro.variants.items() if n in wanted and v.judge.compares}
-    names = [n for n in repro.variants if n in wanted]
+    chosen = [v for n, v in repro.variants.items() if n in wanted]
+    wanted |= {v.against for v in chosen if v.judge.compares} | {v.replays for v in chosen}
+    names = [n for n, v in repro.variants.items() if n in wanted]
+    if device != "cpu":
+        names = [n for n in names if not repro.variants[n].replays]
     with logs("repro", console, "The logs of the variants are kept in:", args.keep) as kept:
         try:
             timeout = repro.devices[device](args.requests or None).timeout

@@ -109,6 +109,16 @@ same_outputs = compared(equal_outputs)
 
 
 @judge
+def reproduced(run: Outcome) -> str:
+    """Of a replay."""
+    completed(run)
+    text, more = run.result["text"], " ".join(run.result["more"])
+    if not text.startswith("reproduced: "):
+        raise Bad(f"It says: {text}. {more}")
+    return f"It says: {text}. {more}"
+
+
+@judge
 def answers(run: Outcome) -> str:
     completed(run)
     return f"It completes, with {different(run)} different outputs."

@@ -31,6 +31,29 @@ def test_a_fix_that_is_not_there(text: str, dump: Path, capsys: pytest.CaptureFi
     assert f"--fix {text}: expected ID=0 or ID=1" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "more", [("--shrink", "b.pt"), ("--fix", "locked-prefix=1"), ("--sglang", "0.5.23")]
+)
+def test_a_part_is_not_enough_for_that(
+    more: tuple[str, ...], dump: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["replay", str(dump), "--until", "9", *more]) == 2
+    assert "--until leaves out" in capsys.readouterr().err
+
+
+def test_a_page_is_written_of_any_result(dump: Path, tmp_path: Path) -> None:
+    page = tmp_path / "a.html"
+    assert cli.main(["replay", str(dump), "--html", str(page)]) == 2
+    assert "<h1>cannot be replayed, because the dump has no tape" in page.read_text()
+
+
+def test_a_page_never_replaces_the_dump(dump: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = dump.read_bytes()
+    assert cli.main(["replay", str(dump), "--html", str(dump)]) == 2
+    assert "it is the dump itself" in capsys.readouterr().err
+    assert dump.read_bytes() == before
+
+
 def test_a_file_that_is_no_dump(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "b.pt").write_text("hello")
     assert cli.main(["replay", str(tmp_path / "b.pt")]) == 2

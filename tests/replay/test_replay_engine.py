@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import os
+import pty
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +95,59 @@ def test_pages_of_one_token(mtp: bool, tmp_path: Path, capsys: pytest.CaptureFix
     result = replay(tmp_path, record, capsys, "--pages-only")
     assert result["code"] == 0, result
     assert result["equal"] == result["steps"] == record.tape.steps > 30
+
+
+def test_the_steps_up_to_one_of_them(
+    healthy: TrapRecord, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert healthy.tape is not None
+    page = tmp_path / "a.html"
+    result = replay(tmp_path, healthy, capsys, "--until", "50", "--pages-only", "--html", str(page))
+    n = f"50 of {healthy.tape.steps} steps are equal"
+    assert result["text"] == f"equal up to step 50: {n}, and nothing was found up to there"
+    assert result["equal"] == 50
+    assert n.replace(" steps", "") in page.read_text()
+
+
+@pytest.mark.parametrize("when", ["starting SGLang", "step 2"])
+def test_ctrl_c_tells_what_is_known_and_leaves_no_process(
+    when: str, healthy: TrapRecord, tmp_path: Path
+) -> None:
+    """On a terminal, where there is a bar to see how far it is."""
+    path = tmp_path / "replayed.pt"
+    path.write_bytes(writing.encode(healthy))
+    command = [sys.executable, "-m", "g4debug", "replay", str(path), "--keep", str(tmp_path / "k")]
+    pid, terminal = pty.fork()
+    if not pid:
+        os.execv(sys.executable, command)
+    said, stopped, end = b"", False, time.monotonic() + 120
+    with contextlib.suppress(OSError):  # the other side of the terminal is closed
+        while time.monotonic() < end:
+            said += os.read(terminal, 4096)
+            if not stopped and when.encode() in said:
+                time.sleep(1)
+                before = _alive(tmp_path)
+                os.write(terminal, b"\x03")
+                stopped = True
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    os.close(terminal)
+    assert stopped, said
+    if when == "step 2":
+        assert (status, b"stopped by Ctrl-C; equal up to step" in said) == (2, True), said
+    else:
+        assert status == 130, said
+    assert before
+    assert not _alive(tmp_path)
+
+
+def _alive(folder: Path) -> set[Path]:
+    """The processes that write their output there. SGLang changes their names."""
+    found = set()
+    for output in Path("/proc").glob("[0-9]*/fd/1"):
+        with contextlib.suppress(OSError):
+            if output.readlink().is_relative_to(folder):
+                found.add(output)
+    return found
 
 
 def test_a_tape_that_was_changed_is_told(

@@ -29,8 +29,8 @@ def setting(mtp: bool = False, **environ: str) -> Setting:
 
 def text(workload: Workload, compares: bool = False, **environ: str) -> str:
     made = recording()
-    events, _ = script.in_words_of_the_api(workload.events(made, PAGE), ())
-    tokens = Tokens(made, PAGE, 512 - FIRST_WORD)
+    events, _ = script.in_words_of_the_api(workload.events(made), ())
+    tokens = Tokens(made, 512 - FIRST_WORD)
     return script.text(FINDING, setting(**environ), events, tokens, "it hangs", compares)
 
 
@@ -68,13 +68,13 @@ def test_prompts_are_those_of_the_replay() -> None:
     prompts = names(text(Workload((1, 6))))["PROMPTS"]
     assert isinstance(prompts, dict)
     made = recording()
-    tokens = Tokens(made, PAGE, 512 - FIRST_WORD)
+    tokens = Tokens(made, 512 - FIRST_WORD)
     assert prompts == {n: tokens.prompt(made.requests[n]) for n in (2, 7)}
     assert prompts[2][:PAGE] == prompts[7][:PAGE]
 
 
 def test_an_exact_round_becomes_the_nearest_event_and_is_told() -> None:
-    events = Workload((0, 1, 2), after={0: ENDED}).events(recording(), PAGE)
+    events = Workload((0, 1, 2), after={0: ENDED}).events(recording())
     found, guessed = script.in_words_of_the_api(events, [{}, {1: 4}, {1: After.ENDED, 2: 0}])
     assert [after for _, after in found] == [ENDED, After(1, 4), TOGETHER]
     assert guessed == "request 2, request 3"
@@ -98,5 +98,5 @@ def test_a_fault_gives_no_script(tmp_path: Path) -> None:
     with pytest.raises(script.NoScript, match="injected"):
         script.made(
             None,  # type: ignore[arg-type]
-            setting(G4DEBUG_FAULTS="page-oob=1*on"), made, Workload.whole(made), (), PAGE, tmp_path,
+            setting(G4DEBUG_FAULTS="page-oob=1*on"), made, Workload.whole(made), (), tmp_path,
         )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
+from array import array
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -39,11 +40,11 @@ def recording(count: int = 8) -> Recording:
         pages = [SHARED, *(b"page%02d%02d" % (n, k) for k in range(1, 4))]
         requests[n] = Request(
             id=n, round=10 * n, prompt=4 * PAGE + 20, longest=50, options=0, logprobs_from=-1,
-            priority=0, pages=[(b"", page) for page in (*pages, b"")], output=30, how=How.LENGTH,
+            priority=0, hashes=b"".join(pages), output=30, how=How.LENGTH,
         )  # fmt: skip
     given = [*requests.values(), Abort(95, 3)]
     begins = Start(Why.START, 0, 0, 0, 0, 0.7, 0)
-    return Recording(begins, requests, given, list(range(100)), {})
+    return Recording(begins, requests, given, array("H", range(100)), {}, PAGE, False)
 
 
 def shrunk(comes: Callable[[dict[int, Request], Workload], bool], **more: object) -> Shrinking:
@@ -52,10 +53,10 @@ def shrunk(comes: Callable[[dict[int, Request], Workload], bool], **more: object
     reached = [{n: After.ENDED if n < place else 7 for n in range(1, place)} for place in range(10)]
 
     def try_it(workload: Workload) -> Shown | None:
-        requests = {r.id: r for _, r in workload.requests(made, PAGE)}
+        requests = {r.id: r for _, r in workload.requests(made)}
         return Shown(reached) if comes(requests, workload) else None
 
-    search = Shrinking(made, PAGE, try_it, time.monotonic() + 60, drafts=4)
+    search = Shrinking(made, try_it, time.monotonic() + 60, drafts=4)
     for name, value in more.items():
         setattr(search, name, value)
     search.run()
@@ -73,13 +74,13 @@ def test_of_events_those_are_left_that_are_needed() -> None:
 
 def test_a_page_that_requests_share_is_left_out_of_all_of_them() -> None:
     def comes(requests: dict[int, Request], workload: Workload) -> bool:
-        return {2, 7} <= requests.keys() and b"page0703" in {h for _, h in requests[7].pages}
+        return {2, 7} <= requests.keys() and b"page0703" in requests[7].hashes
 
     (_, first), (_, second) = shrunk(comes).requests
-    assert (first.prompt, first.pages) == (1, [])
-    assert (second.prompt, second.pages) == (PAGE, [(b"", b"page0703")])
+    assert (first.prompt, first.hashes) == (1, b"")
+    assert (second.prompt, second.hashes) == (PAGE, b"page0703")
     both = shrunk(
-        lambda requests, _: sum(r.pages[:1] == [(b"", SHARED)] for r in requests.values()) > 1
+        lambda requests, _: sum(r.hashes.startswith(SHARED) for r in requests.values()) > 1
     )
     assert [r.prompt for _, r in both.requests] == [PAGE, PAGE]
 
@@ -143,10 +144,10 @@ def test_it_stops_and_keeps_what_it_has(why: str) -> None:
     made = recording()
 
     def try_it(workload: Workload) -> Shown | None:
-        requests = {r.id: r for _, r in workload.requests(made, PAGE)}
+        requests = {r.id: r for _, r in workload.requests(made)}
         return Shown(()) if comes(requests, workload) else None
 
-    search = Shrinking(made, PAGE, try_it, time.monotonic() + 0.3)
+    search = Shrinking(made, try_it, time.monotonic() + 0.3)
     assert search.run() is not None
     assert len(search.requests) == 3
     assert not search.whole

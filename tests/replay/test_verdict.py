@@ -104,8 +104,9 @@ def told(
     there: TrapRecord, on: Tape, *here: TrapRecord, events: bytes = b"", **changes: Any
 ) -> Any:
     last = changes.pop("last", here[-1] if here else there)
+    until = changes.pop("until", 0)
     found = outcome(events or taped(), *here, last=last, **changes)
-    return judge(there, on, tape.read(data(on), 16, False), found)
+    return judge(there, on, tape.read(data(on), 16, False), found, until)
 
 
 def test_the_same_finding_with_all_states_equal_is_reproduced() -> None:
@@ -195,6 +196,51 @@ def test_what_stops_the_replay_early_is_told_with_the_states_up_to_there() -> No
     assert (later.code, later.text) == (OTHERWISE, "not reproduced: another finding came")
 
 
+@pytest.mark.parametrize("there", [THERE, ASKED, record(finding(), events=False)])
+def test_what_was_not_replayed_is_neither_reproduced_nor_innocent(there: TrapRecord) -> None:
+    verdict = told(there, tape_of(taped()), events=taped(steps=43), until=40)
+    n = f"40 of {STEPS} steps are equal"
+    said = f"equal up to step 40: {n}, and nothing was found up to there"
+    assert (verdict.code, verdict.text, verdict.states.equal) == (REPRODUCED, said, 40)
+    assert verdict.more[-1].startswith("What came after step 40 was not replayed")
+    assert (there.finding.headline in verdict.more[-1]) == (there is not ASKED)
+    assert "innocent" not in " ".join(verdict.more)
+
+
+def test_what_differs_or_is_found_behind_the_last_step_that_was_asked_for_does_not_count() -> None:
+    on, late = tape_of(taped()), record(finding(42))
+    for changes in ({"events": taped(other=41, steps=43)}, {"events": taped(pages=64)}):
+        assert told(THERE, on, until=40, **changes).text.startswith("equal up to step 40")
+    steps = [dataclasses.replace(s, rows=(4,)) if s.step > 40 else s for s in THERE.steps]
+    last = record(finding(), steps=tuple(steps))
+    assert told(THERE, on, until=40, last=last).text.startswith("equal up to step 40")
+    events = taped(steps=42)
+    found = told(THERE, on, late, until=40, events=events, ended="raised")
+    assert (found.code, found.found) == (REPRODUCED, None)
+
+
+def test_what_is_told_up_to_the_last_step_that_was_asked_for() -> None:
+    on = tape_of(taped())
+    differs = told(THERE, on, until=40, events=taped(other=20))
+    assert (differs.code, differs.text) == (NOTHING, "states differ from step 20 of 40 on")
+    early = record(finding(30))
+    found = told(THERE, on, early, until=40, events=taped(steps=30), ended="raised")
+    assert (found.code, found.states.equal) == (OTHERWISE, 30)
+    assert found.text.startswith("found here, in step 30: g4debug: page-table")
+    same = told(early, on, early, until=40, events=taped(steps=30), ended="raised")
+    assert (same.code, same.text) == (REPRODUCED, "reproduced: g4debug: page-table: page 9")
+
+
+def test_a_tape_from_the_middle_says_nothing_up_to_a_step() -> None:
+    verdict = told(THERE, tape_of(taped(why=Why.IDLE)), until=40)
+    assert (verdict.code, verdict.text) == (NOTHING, "cannot be told: nothing was found here")
+
+
+def test_a_death_without_a_finding_is_not_nothing() -> None:
+    verdict = told(ASKED, tape_of(taped()), ended="raised", error="ValueError: x")
+    assert (verdict.code, verdict.more[1]) == (OTHERWISE, "ValueError: x")
+
+
 def test_a_crash_is_explained_by_what_a_tracer_finds() -> None:
     crash = finding(check="flight-recorder", kind="exception", got="RuntimeError in a.py:1 b")
     verdict = told(record(crash), tape_of(taped()), THERE)
@@ -272,7 +318,7 @@ def test_what_is_started() -> None:
     assert "SGLANG_PLUGINS" not in made.environ
     assert "G4DEBUG_FIX_PAGE_CLAMP" not in made.environ
     assert made.environ["G4DEBUG_FAULTS"] == "page-oob=on"
-    assert (made.window, made.context, made.mtp) == (128, 2048, False)
+    assert (made.toy.window, made.toy.context, made.mtp) == (128, 4096, False)
     size, ratio = made.arguments["max_total_tokens"], made.arguments["swa_full_tokens_ratio"]
     assert int(size * ratio) // 16 * 16 == 320
 

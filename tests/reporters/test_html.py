@@ -17,7 +17,7 @@ import browser
 from sample_kinds import KINDS, evicted
 from sample_trap import sample_record
 
-from g4debug.findings.record import PageEvent, TrapRecord
+from g4debug.findings.record import PageEvent, Tape, TrapRecord
 from g4debug.reporters import html
 
 SAMPLES = {"page-table": sample_record, **KINDS}
@@ -120,6 +120,15 @@ def test_same_facts_as_show(kind: str) -> None:
     cut = {w for w in said if "…" in w}
     missing = {w for w in said - cut if not any(w.strip("▼▶◀") in p for p in page)}
     assert missing <= {"edge", "(--all)"}
+
+
+def test_the_page_leaves_the_tape_out() -> None:
+    tape = Tape(
+        1, 16, False, "start", 0, 9, 1, 8, torch.full((4,), 0x1234567), (0,), {"size_full": 77777}
+    )
+    record = sample_record()
+    with_tape = dataclasses.replace(record, tape=tape)
+    assert html.render(with_tape, source=SOURCE) == html.render(record, source=SOURCE)
 
 
 def test_a_large_dump_gives_a_page_that_a_phone_can_open() -> None:

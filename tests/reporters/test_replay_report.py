@@ -1,16 +1,20 @@
-"""What ``g4debug replay`` prints: snapshots, and hostile text."""
+"""What ``g4debug replay`` prints, and its page: snapshots, hostile text, a real browser."""
 
 from __future__ import annotations
 
 import dataclasses
 import io
 import json
+from pathlib import Path
 
 import pytest
+import test_html
+from sample_trap import sample_record
+from test_html import EVIL, Tags, browser, evil
 from test_report_snapshots import compare, fits, text
 
 from g4debug.findings.status import Limit, TracerStatus
-from g4debug.reporters import replay
+from g4debug.reporters import replay, replay_html
 from g4debug.reporters.replay import Kept, Replayed, Shrunk
 from g4debug.reporters.running import Process
 
@@ -73,6 +77,65 @@ def test_what_a_tape_cannot_carry_is_no_worry_of_doctors() -> None:
     process = Process(1, has_status=True, tracers=(limited,))
     assert process.worries == []
     assert "LoRA" in limited.state
+
+
+chromium = test_html.chromium  # the fixture
+OF_A_STRANGER = dataclasses.replace(
+    RESULT,
+    text=EVIL,
+    more=(EVIL,),
+    notes=(EVIL,),
+    release=EVIL,
+    begins=EVIL,
+    faults=EVIL,
+    tried=((EVIL, EVIL),),
+    shrunk=dataclasses.replace(RESULT.shrunk, file=EVIL),
+)
+PAGES = {
+    "reproduced": (RESULT, sample_record()),
+    "differs": (dataclasses.replace(RESULT, code=2, equal=99, differs=100), sample_record()),
+    "until": (dataclasses.replace(RESULT, equal=99, shrunk=None), sample_record()),
+    "other": (dataclasses.replace(RESULT, code=1, shrunk=None), sample_record()),
+    "none": (Replayed(2, "cannot be replayed, because the dump has no tape"), sample_record()),
+    "evil": (OF_A_STRANGER, evil()),
+}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_page_says_what_the_terminal_does(name: str) -> None:
+    result, record = PAGES[name]
+    said = text(lambda c: replay.render(result, c), 400)
+    page = set(Tags(replay_html.render(result, record, "a.pt")).text.split())
+    numbers = {w for w in said.split() if any(c.isdigit() for c in w)}
+    assert not {w for w in numbers if not any(w.strip(",;:()") in p for p in page)}
+    assert name == "evil" or set(record.finding.headline.split()) <= page
+
+
+def test_a_page_of_a_strangers_dump_has_only_text() -> None:
+    page = replay_html.render(*PAGES["evil"], EVIL)
+    found = Tags(page)
+    assert not {tag for tag, _ in found.tags} & {"script", "img", "iframe", "object", "form"}
+    assert "alert(1)</script>" in found.text
+    assert not {"\x1b", "\u202e"} & set(page)
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+@pytest.mark.parametrize("name", PAGES)
+def test_the_page_in_a_browser(
+    chromium: browser.Browser, tmp_path: Path, name: str, width: int
+) -> None:
+    path = tmp_path / "replay.html"
+    path.write_text(replay_html.render(*PAGES[name], "a.pt"))
+    for dark in (False, True):
+        chromium.open(path, width, dark=dark)
+        assert chromium.problems == []
+        assert chromium.urls == [path.as_uri()], "the page fetched something"
+        assert chromium.evaluate("document.documentElement.scrollWidth") <= width
+        style = "getComputedStyle(document.querySelector('header'))"
+        assert chromium.evaluate(f"{style}.color") == "rgb(255, 255, 255)"
+        assert chromium.evaluate(f"{style}.backgroundColor") in (
+            "rgb(23, 107, 44)", "rgb(127, 82, 0)", "rgb(179, 18, 29)", "rgb(163, 20, 31)",
+        )  # fmt: skip
 
 
 def test_json() -> None:

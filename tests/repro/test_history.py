@@ -18,11 +18,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 from packaging.version import InvalidVersion, Version
 from sample_trap import sample_record
 
 from g4debug import cpu
 from g4debug.dumps import writing
+from g4debug.findings.record import Tape
 from g4debug.hooking import targets
 
 REPRO = Path(__file__).parents[2] / "repro"
@@ -975,3 +977,104 @@ def test_a_release_without_an_environment_is_not_asked(runner, known, monkeypatc
     assert {(t.case, t.arm) for t in found} == {("lost-key", "0.5.14")}
     assert len(found) == sys.modules["suites.history.across"].SEEDS
     assert runner.across_tasks(chosen, ["sglang"], 5) == []
+
+
+# --- the replays ------------------------------------------------------------------------------
+
+
+def told(text, **more):
+    return {"text": text, "more": [], **more}
+
+
+@pytest.mark.parametrize(
+    ("text", "asked", "word"),
+    [
+        ("reproduced: g4debug: page-table: page 9", False, "reproduced"),
+        ("explained: in step 9, g4debug: page-table", False, "reproduced"),
+        ("reproduced, on other pages: g4debug: page-table", False, "reproduced"),
+        ("reproduced: 9 of 9 steps are equal, and nothing was found", True, "innocent"),
+        ("not reproduced, states equal", False, "innocent"),
+        ("not reproduced: another finding came", False, "another finding"),
+        ("found here, in step 3: g4debug: page-table", True, "another finding"),
+        ("states differ from step 3 of 9 on", True, "states differ"),
+        ("cannot be told: nothing was found here", False, "cannot be told"),
+        ("cannot be replayed, because it has no tape", False, "cannot be replayed"),
+    ],
+)
+def test_what_a_replay_said_in_a_word(suite, text, asked, word):
+    assert suite("replays").word_of(told(text), asked) == word
+
+
+def replay(suite, case, word, seed=0, **more):
+    return suite("replays").Replay(case, seed, "g4debug", word, "said | so", **more)
+
+
+def test_the_entry_of_a_case(suite, known):
+    replays = suite("replays")
+    case = known["locked-prefix"]
+    assert replays.words(case, []) == "not run"
+    same = [
+        replay(
+            suite,
+            "locked-prefix",
+            "reproduced",
+            seed,
+            requests=40 + seed,
+            kept=kept,
+            seconds=9.0 + seed,
+        )
+        for seed, kept in enumerate((7, 5))
+    ]
+    assert replays.words(case, same) == "reproduced 2/2, 5 of 41 requests, 10 s"
+    other = replay(suite, "locked-prefix", "states differ", 2, seconds=4.0)
+    assert replays.words(case, [*same, other]).startswith("reproduced 2/3, 5 of 41")
+
+
+def test_who_calls_a_guilty_host_innocent_is_told(suite, known):
+    replays = suite("replays")
+    guilty = replay(suite, "locked-prefix", "innocent", seconds=4.0)
+    assert replays.words(known["locked-prefix"], [guilty]) == "innocent 1/1; 1 FALSE, 4 s"
+    assert not replays.good([guilty])
+    innocent = replay(suite, "lost-key", "innocent", seconds=4.0)
+    assert replays.words(known["lost-key"], [innocent]) == "innocent 1/1, 4 s"
+    assert replays.good([innocent])
+
+
+def test_replays_are_on_the_page_and_in_a_file(suite, known, cells):
+    table, page, replays = suite("table"), suite("page"), suite("replays")
+    found = [replay(suite, "locked-prefix", "reproduced", steps=9, equal=9, requests=3, kept=1)]
+    assert replays.from_text(replays.as_text(found)) == found
+    rows = table.rows(known, [cells("buggy", "nothing")], found)
+    text = page.markdown(rows, {})
+    assert "| reproduced 1/1, 1 of 3 requests, 0 s |" in text
+    assert "9 of 9 steps equal in the first run. It said: said \\| so" in text
+
+
+def test_the_dump_of_the_first_finding_is_replayed(suite, tmp_path):
+    replays = suite("replays")
+    dumps = tmp_path / "dumps"
+    dumps.mkdir()
+    assert replays.dump_of(tmp_path) is None
+    (tmp_path / "tape.pt").touch()
+    assert replays.dump_of(tmp_path) == tmp_path / "tape.pt"
+    record = sample_record()
+    tape = Tape(1, 16, False, "start", 0, 9, 1, 8, torch.zeros(1, dtype=torch.int64), (0,), {})
+    for name, kind, step in (("a", "exception", 1), ("b", record.finding.kind, 9)):
+        at = dataclasses.replace(record.finding.location, step=step)
+        finding = dataclasses.replace(record.finding, kind=kind, location=at)
+        made = dataclasses.replace(record, finding=finding, tape=tape)
+        (dumps / f"{name}.pt").write_bytes(writing.encode(made))
+    assert replays.dump_of(tmp_path) == dumps / "b.pt"
+    (dumps / "b.pt").unlink()
+    assert replays.dump_of(tmp_path) == dumps / "a.pt"
+
+
+def test_the_replay_has_the_same_sglang_with_a_bug_that_was_put_back(suite, tmp_path):
+    replays, cell = suite("replays"), suite("cell")
+    back = replays.environment(cell.Cell("page-0-freed", "buggy", "g4debug", 0), tmp_path)
+    assert back["G4HISTORY_PUT_BACK"] == "page_0_freed"
+    assert str(tmp_path / "plugin") in back["PYTHONPATH"]
+    assert back["G4HISTORY_FOLDER"] != str(tmp_path)  # the counts of the run stay
+    natural = replays.environment(cell.Cell("locked-prefix", "buggy", "g4debug", 0), tmp_path)
+    assert natural["G4HISTORY_TRUTH"].endswith("locked_prefix")
+    assert "G4HISTORY_PUT_BACK" not in natural

@@ -86,7 +86,7 @@ def finding():
 
 
 def demo_runs(repro, folder):
-    """The demo's four outcomes."""
+    """The demo's outcomes."""
     outcome = repro("harness.processes").Outcome
     (folder / DUMP).write_bytes(writing.encode(finding()))
     logs = {
@@ -94,6 +94,7 @@ def demo_runs(repro, folder):
         "broken": (-9, 9.4, f"{UP}\n{FIRED}\n{CRASH}", {}),
         "diagnosed": (-9, 9.8, f"{UP}\n{FIRED}\n{HEADLINE}\n  dump:     {DUMP}\n{CRASH}", {}),
         "fixed": (0, 12.6, f"{UP}\n{FIRED}\n{USED}\n", TOKENS),
+        "replayed": (0, 12.1, "", {"text": f"reproduced: {HEADLINE}", "more": ["10 of 10 equal."]}),
     }
     runs = {}
     for name, (status, seconds, text, result) in logs.items():
@@ -159,12 +160,15 @@ def test_the_demo(repro, at_home, monkeypatch, width):
 
 def test_no_name_of_the_demo_is_broken_at_80_columns(repro, at_home, monkeypatch):
     done, got = demo(repro, at_home, monkeypatch, 80)
-    command = f"    .venv/bin/g4debug show {DUMP}"
-    assert got.splitlines()[-1] == command  # to be copied as it is
+    show, *_, replay = commands = got.splitlines()[-3:]  # to be copied as they are
+    assert show == f"    .venv/bin/g4debug show {DUMP}"
+    assert replay == f"    .venv/bin/g4debug replay {DUMP} --pages-only --shrink small.pt"
     facts = [verdict.what for _, verdict in done.values()]
     assert "(scheduler_output_processor_mixin.py)" in facts[1]  # or this test is too easy
     whole(
-        f"{' '.join(facts)} {HEADLINE} G4DEBUG_FIX_SWA_STATE_SWAP=0", got.replace(command, ""), 80
+        f"{' '.join(facts)} {HEADLINE} G4DEBUG_FIX_SWA_STATE_SWAP=0",
+        got.replace("\n".join(commands), ""),
+        80,
     )
     assert PACKAGES not in got
     assert 'File "sglang/srt/managers/scheduler_output_processor_mixin.py"' in got

@@ -1,4 +1,4 @@
-"""The demo as a user runs it: four variants, one verdict, and nothing left behind."""
+"""The demo as a user runs it: its variants, one verdict, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -112,17 +112,17 @@ def session(folder: Path, *flags: str, **how) -> Iterator[Session]:
         run.process.wait(60)
 
 
-def test_all_four_variants_do_what_they_should(tmp_path):
+def test_all_variants_do_what_they_should(tmp_path):
     with session(tmp_path, *CPU, "--json") as run:
         status = run.wait(900)  # the other scripts run beside it
         err = run.err.read_text()
         assert status == 0, err[-4000:]
-        assert len(run.sessions) == 5  # its own, and one for each variant
+        assert len(run.sessions) == 7  # its own, one for each variant, and the replay's scheduler
         assert run.gone()
     result = json.loads(run.out.read_text())  # nothing else is on stdout
     assert result["good"] is True
     arms = result["arms"]  # the variants; the key is older than the word
-    assert list(arms) == ["clean", "broken", "diagnosed", "fixed"]
+    assert list(arms) == ["clean", "broken", "diagnosed", "fixed", "replayed"]
     assert all(arm["good"] is True for arm in arms.values()), arms
     assert arms["clean"]["status"] == arms["fixed"]["status"] == 0
     assert arms["broken"]["status"] != 0
@@ -130,6 +130,7 @@ def test_all_four_variants_do_what_they_should(tmp_path):
     assert arms["clean"]["swa_peak"] >= 0.85
     assert arms["clean"]["accept_length"] == pytest.approx(arms["fixed"]["accept_length"])
     assert "illegal memory access" in arms["broken"]["what"]
+    assert arms["replayed"]["text"].startswith("reproduced: g4debug: page-table")
     # The verdicts once more, from what they stand on.
     path = Path(arms["diagnosed"]["dump"])
     record = reading.read(path)

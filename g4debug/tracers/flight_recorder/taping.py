@@ -333,6 +333,7 @@ class Taping:
             tape.IGNORES_EOS * bool(params.ignore_eos)
             | tape.LOGPROBS * bool(message.return_logprob)
             | tape.HEALTH * str(message.rid).startswith("HEALTH_CHECK")
+            | tape.UNCACHED * (getattr(message, "bootstrap_host", None) == tape.UNCACHED_HOST)
         )
         start = message.logprob_start_len
         now = self.ring.now

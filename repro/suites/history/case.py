@@ -50,7 +50,8 @@ class Case:
     environ: arguments of ``sgl.Engine``, and switches. mtp: with FROZEN_KV_MTP. expected: tool ->
     the grade that was predicted before the first run. why: what the case is in the suite for, one
     sentence. chosen_after: the case was chosen when g4debug's tracers
-    existed. gpu: why no CPU can run it. seconds: after which a run counts as one that hangs.
+    existed. gpu: why no CPU can run it. innocent: the bug is in nothing that the host decides, so a
+    replay of its run is right to find nothing. seconds: after which a run counts as one that hangs.
     """
 
     number: int
@@ -69,6 +70,7 @@ class Case:
     mtp: bool = True
     chosen_after: bool = False
     gpu: str = ""
+    innocent: bool = False
     seconds: float = 240.0
 
 

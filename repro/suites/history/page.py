@@ -11,7 +11,7 @@ from typing import Any
 
 from harness.pages import fill
 
-from suites.history import across, picture, reports, table
+from suites.history import across, picture, replays, reports, table
 from suites.history.across import Answer
 from suites.history.case import PUT_BACK, Arm, Case
 from suites.history.cases import cases
@@ -24,6 +24,7 @@ ROOT = HERE.parents[2]
 PAGE, PICTURE = ROOT / "docs" / "history.md", ROOT / "docs" / "history.svg"
 REPORTS = ROOT / "docs" / "history"
 CELLS = REPORTS / "cells.jsonl"  # every cell of the table
+REPLAYS = REPORTS / "replays.jsonl"
 FIRST = HERE / "first.json"  # what each tool said in the first run, and of which commit
 
 
@@ -44,7 +45,8 @@ def write(
     PAGE.write_text(markdown(found, first, set(pages), releases))
     PICTURE.write_text(picture.svg(found))
     CELLS.write_text(cells)
-    return [PAGE, PICTURE, CELLS, FIRST, *pages.values()]
+    REPLAYS.write_text(replays.as_text(r for row in found for r in row.replays))
+    return [PAGE, PICTURE, CELLS, REPLAYS, FIRST, *pages.values()]
 
 
 def _first(found: Sequence[Row]) -> dict[str, Any]:

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 from harness.render import Block
 from packaging.version import Version
 
-from suites.history import across, grades
+from suites.history import across, grades, replays
 from suites.history.case import CPU, CUDA, Case
 from suites.history.cell import BUGGY, FIXED, Cell
+from suites.history.replays import Replay
 from suites.history.tools import NOTHING, TOOLS, device_of
 
 
@@ -106,7 +107,7 @@ class Row:
     """A case and the tools' answers to it.
 
     truth: of the device that the case is for. gpu: of the tools that need a GPU, where the case
-    runs on a CPU.
+    runs on a CPU. replays: of runs with the bug.
     """
 
     name: str
@@ -114,6 +115,11 @@ class Row:
     entries: dict[str, Entry] = field(default_factory=dict)
     truth: Truth = field(default_factory=Truth)
     gpu: Truth = field(default_factory=Truth)
+    replays: list[Replay] = field(default_factory=list)
+
+    @property
+    def replayed(self) -> str:
+        return replays.words(self.case, self.replays)
 
     @property
     def ran(self) -> bool:
@@ -130,14 +136,18 @@ class Row:
 
     @property
     def good(self) -> bool:
-        return not self.problem and not any(
-            e.false for t, e in self.entries.items() if TOOLS[t].ours
-        )
+        accused = any(e.false for t, e in self.entries.items() if TOOLS[t].ours)
+        return not self.problem and not accused and replays.good(self.replays)
 
 
-def rows(known: Mapping[str, Case], cells: Iterable[Cell]) -> list[Row]:
-    every = list(cells)
-    return [_row(name, case, [c for c in every if c.case == name]) for name, case in known.items()]
+def rows(
+    known: Mapping[str, Case], cells: Iterable[Cell], replayed: Iterable[Replay] = ()
+) -> list[Row]:
+    every, again = list(cells), list(replayed)
+    found = [_row(name, case, [c for c in every if c.case == name]) for name, case in known.items()]
+    for row in found:
+        row.replays = [r for r in again if r.case == row.name]
+    return found
 
 
 def _row(name: str, case: Case, cells: Sequence[Cell]) -> Row:

@@ -5,7 +5,9 @@ The result has the answers so far after each of them, because the engine may die
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +20,7 @@ from suites.history import gpu
 from suites.history.case import CPU
 from suites.history.cases import case_of
 from suites.history.cell import arm_of
+from suites.history.replays import TAPE
 
 IDLE_SECONDS = 1.0  # at the end: when nothing runs, SGLang counts and compares
 
@@ -41,7 +44,17 @@ def main(
         client.outputs = kept = Kept(result)
         engine.loop.run_until_complete(case.drive(client))
         time.sleep(IDLE_SECONDS)
+        if os.environ.get("SGLANG_TRTLLM_MHA_DEBUG"):
+            _keep_tape(result.with_name(TAPE))
         kept.write(completed=True)
+
+
+def _keep_tape(target: Path) -> None:
+    """Nothing was found, so there is no dump. What the scheduler decided is asked for."""
+    from g4debug.cli import CliError, _tape
+
+    with contextlib.suppress(CliError):  # it has none, where it is of no use
+        _tape.fetch(os.getpid(), target)
 
 
 class Kept(dict[str, Any]):

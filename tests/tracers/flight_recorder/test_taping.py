@@ -136,6 +136,13 @@ def test_requests_verifies_and_ends() -> None:
     assert (read.steps, read.begins.why) == (4, Why.START)
 
 
+def test_a_request_that_stays_out_of_the_prefix_cache_is_known_by_its_host() -> None:
+    server = Server()
+    server.round(asked("a", [1], bootstrap_host="2.2.2.2"), asked("b", [1], bootstrap_host="x"))
+    options = [r.options & tape.UNCACHED for r in server.read().requests.values()]
+    assert options == [tape.UNCACHED, 0]
+
+
 def test_of_idle_rounds_in_a_row_two_count() -> None:
     server = Server()
     server.rest(50)

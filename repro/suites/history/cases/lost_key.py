@@ -20,6 +20,7 @@ from suites.history.case import FLAGS, Arm, case, predicted
     cause=(("layers/attention/triton_backend.py", "update_sliding_window_buffer"),),
     engine={"attention_backend": "triton"},
     mtp=False,
+    innocent=True,
     why="Every page and every list is what SGLang meant. Only the model's own definition says "
     "that a key is missing, and no tool knows that one.",
     expected=predicted(

@@ -34,6 +34,7 @@ LATE = {"G4HISTORY_PUT_BACK": "late_forward"}
         "decode_attention_backend": "trtllm_mha",
     },
     environ=LATE,
+    innocent=True,
     gpu="its forward has to be held back on a device",
     why="A race between two streams of one process. A tool that makes a stream wait hides it, and "
     "page-table does: see docs/tracers.md.",

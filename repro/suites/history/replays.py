@@ -1,0 +1,211 @@
+"""Replays a dump of each case's run with the bug: in how many does the same come again?
+
+g4debug keeps a tape in each dump, and where it finds nothing, the run's tape is asked for at its
+end. ``g4debug replay`` then gets the dump, and nothing else of the run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from harness.processes import go_on, group
+
+from g4debug.dumps import reading
+from suites.history import cell as cells
+from suites.history import grades
+from suites.history.case import Case
+from suites.history.cases import case_of
+from suites.history.cell import BUGGY, NO_ALARM, SPOILED, Cell
+from suites.history.plugin import FOLDER, PUT_BACK, TRUTH
+
+TOOLS: Final = ("g4debug", "g4debug-best")  # the second one where the first one refuses
+TAPE: Final = "tape.pt"  # in a cell's folder: its tape, if it ended without a finding
+SECONDS: Final = 300  # for the replay, and for shrinking
+REPRODUCED: Final = "reproduced"
+INNOCENT: Final = "innocent"
+DIFFER: Final = "states differ"
+CANNOT: Final = "cannot be replayed"
+OTHER: Final = "another finding"
+NOT_TOLD: Final = "cannot be told"
+NOT_RUN: Final = "not run"
+
+
+@dataclass(frozen=True)
+class Replay:
+    """The replay of one run. word: one of those above. said: what it said, in a line.
+
+    equal: steps that were equal, of ``steps``. kept: requests that are enough, of ``requests``; 0
+    if that was not tried. seconds: of the whole command, with SGLang's start and shrinking.
+    """
+
+    case: str
+    seed: int
+    tool: str
+    word: str
+    said: str
+    equal: int = -1
+    steps: int = 0
+    requests: int = 0
+    kept: int = 0
+    seconds: float = 0.0
+
+
+def run(case: str, seed: int, folder: Path) -> Replay | None:
+    """Replay the run of a case with its bug. None: there was no run, or it proves nothing.
+
+    folder: keeps the runs and the results; a run that is there is not run again.
+    """
+    kept = folder / f"{case}.{seed}.replay"
+    if kept.is_file():
+        return Replay(**json.loads(kept.read_text()))
+    for tool in TOOLS:
+        ran = _ran(Cell(case, BUGGY, tool, seed), folder)
+        if ran.grade == grades.NA:
+            continue
+        dump = dump_of(folder / ran.id)
+        if dump is None:
+            return None
+        found = _replay(ran, dump, folder / ran.id)
+        kept.write_text(json.dumps(asdict(found)))
+        return found
+    return None
+
+
+def _ran(blank: Cell, folder: Path) -> Cell:
+    there = cells.kept(blank.id, folder)
+    if there is None:
+        there = cells.run(blank, folder, {})
+        if there.ended != SPOILED and there.said != cells.ABSENT:
+            cells.keep(there, folder)
+    return there
+
+
+def dump_of(cell: Path) -> Path | None:
+    """The dump of the cell's first finding, of its death, or its tape; None if there is none."""
+    found = []
+    for path in (cell / "dumps").glob("*.pt"):
+        record = reading.read(path)
+        at = record.finding
+        if record.tape is not None:
+            found.append((at.kind in NO_ALARM, at.location.step, path))
+    if found:
+        return min(found)[2]
+    tape = cell / TAPE
+    return tape if tape.exists() else None
+
+
+def _replay(ran: Cell, dump: Path, folder: Path) -> Replay:
+    """With all that is computed only if it is needed: pages alone are faster, and shrink faster."""
+    asked = dump.name == TAPE
+    more = () if asked else ("--pages-only", "--shrink", str(folder / "small.pt"))
+    begin = time.monotonic()
+    told = _command(ran, dump, folder, more)
+    if not asked and not told["text"].startswith(REPRODUCED):
+        begin = time.monotonic()
+        told = _command(ran, dump, folder, ())
+    shrunk = told.get("shrunk") or {}
+    return Replay(
+        ran.case,
+        ran.seed,
+        ran.tool,
+        word_of(told, asked),
+        " ".join([told["text"], *told["more"]])[:500],
+        told["equal"],
+        told["steps"],
+        told["requests"],
+        len(shrunk.get("kept", ())),
+        round(time.monotonic() - begin, 1),
+    )
+
+
+def _command(ran: Cell, dump: Path, folder: Path, more: Sequence[str]) -> dict[str, Any]:
+    command = [sys.executable, "-m", "g4debug", "replay", str(dump), "--json"]
+    command += ["--seconds", str(SECONDS), "--keep", str(folder / "replay"), *more]
+    log = folder / "replay.log"
+    with log.open("wb") as sink, group(command, environment(ran, folder), sink) as process:
+        while process.poll() is None:
+            go_on()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=0.5)
+    text = log.read_text(errors="replace")
+    try:
+        found: dict[str, Any] = json.loads(text[text.index("{") :])
+    except ValueError as e:
+        raise RuntimeError(f"g4debug replay of {ran.id} printed no JSON: {log}") from e
+    return found
+
+
+def environment(ran: Cell, folder: Path) -> dict[str, str]:
+    """SGLang is as it was in the run: with the ground truth, which an exception may have come
+    through, and with a bug that the suite puts back."""
+    mine = {k: v for k, v in os.environ.items() if not k.startswith(("G4DEBUG_", "SGLANG_"))}
+    given = cells.environment(ran, folder)
+    counts = folder / "replayed"
+    counts.mkdir(parents=True, exist_ok=True)
+    path = [str(folder / "plugin"), str(cells.REPRO), str(cells.ROOT)]
+    return {
+        **mine,
+        "PYTHONPATH": os.pathsep.join(path),
+        **{name: given[name] for name in (TRUTH, PUT_BACK) if name in given},
+        FOLDER: str(counts),
+    }
+
+
+def word_of(told: Mapping[str, Any], asked: bool) -> str:
+    """The result of ``g4debug replay --json`` in a word. asked: the run ended without a finding."""
+    text: str = told["text"]
+    if text.startswith("not reproduced, states equal"):
+        return INNOCENT
+    if text.startswith("reproduced: ") and asked:
+        return INNOCENT  # each step is equal, and nothing is found here either
+    for begin, word in (
+        (("reproduced", "explained"), REPRODUCED),
+        (("states differ",), DIFFER),
+        (("cannot be replayed",), CANNOT),
+        (("cannot be told",), NOT_TOLD),
+    ):
+        if text.startswith(begin):
+            return word
+    return OTHER
+
+
+def words(case: Case, found: Sequence[Replay]) -> str:
+    """The entry of a case in the table."""
+    if not found:
+        return NOT_RUN
+    tally = [r.word for r in found]
+    word = max(dict.fromkeys(tally), key=tally.count)
+    false = sum(w == INNOCENT for w in tally) if not case.innocent else 0
+    text = f"{word} {tally.count(word)}/{len(found)}"
+    text += f"; {false} FALSE" if false else ""
+    same = [r for r in found if r.word == word]
+    small = [r for r in same if r.kept]
+    if small:
+        least = min(small, key=lambda r: r.kept)
+        text += f", {least.kept} of {least.requests} requests"
+    return f"{text}, {statistics.median(r.seconds for r in same):.0f} s"
+
+
+def good(found: Iterable[Replay]) -> bool:
+    """Nobody was called innocent who is not."""
+    return not any(r.word == INNOCENT and not case_of(r.case).innocent for r in found)
+
+
+def as_text(found: Iterable[Replay]) -> str:
+    """One in a line, as JSON."""
+    ordered = sorted(found, key=lambda r: (r.case, r.seed))
+    return "".join(f"{json.dumps(asdict(r))}\n" for r in ordered)
+
+
+def from_text(text: str) -> list[Replay]:
+    return [Replay(**json.loads(line)) for line in text.splitlines()]
