@@ -9,16 +9,20 @@ A kind that a kernel finds has a number, too, which the kernel writes into the t
 kinds are the members of :class:`PageTableKind` and :class:`KvWritesKind`. The other kinds of these
 two tracers are what their reports make of MISMATCH when they know more of the page.
 
-On the way of a finding this module is only read: nothing in it is called.
+A record also makes the findings of its kind: ``record.finding(site=..., headline=..., ...)``. On
+their way this module is only read: no function of it is called.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from functools import partial
 from typing import Any, Self
+
+from g4debug.findings.record import Finding
 
 PAGE = "TRIAGE.md"
 LAUNCH = "<your launch command>"
@@ -65,11 +69,16 @@ class FindingKind:
     what: str = ""  # the end of the headline, and
     expected: str = ""  # what should be: templates, where the report has them from here
     reference: str = field(init=False)  # the entry, as a finding says it
+    # Makes a Finding of this kind. check, kind, reference and next_command are the record's, where
+    # the caller does not give another one.
+    finding: Callable[..., Finding] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         says = self.says or f"`{re.sub(r'({[a-z_]*})+', '…', self.what)}`"
         object.__setattr__(self, "says", says)
         object.__setattr__(self, "reference", f"{PAGE}, '{self.entry}'")
+        own = {"kind": self.name, "reference": self.reference, "next_command": self.command}
+        object.__setattr__(self, "finding", partial(Finding, check=self.check, **own))
 
 
 class DeviceKind(IntEnum):

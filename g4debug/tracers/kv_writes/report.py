@@ -6,7 +6,6 @@ report says less, but nothing that is not known.
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 
 from g4debug.findings import kinds
@@ -283,21 +282,15 @@ def _bare(write: Write, recorder: Recorder) -> Finding:
     what += f"({kind.name})"
     if write.kind is Kind.UNREADABLE:
         what = "a bad location was seen, but its record cannot be read"
-    return Finding(
-        check="kv-writes",
-        kind=kind.name,
+    return kind.finding(
         site="kv.set",
         headline=f"g4debug: kv-writes: {what} (row {write.row})",
         location=Location(
             process="scheduler",
-            pid=os.getpid(),
-            rank=recorder.rank,
             step=recorder.step,
             row=write.row,
         ),
         expected=f"slot {write.expected}" if write.expected >= 0 else "a place of its own",
         got=f"slot {write.value}",
         cause="not known: nothing but this record is left",
-        reference=kind.reference,
-        next_command=kind.command,
     )

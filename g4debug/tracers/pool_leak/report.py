@@ -165,14 +165,10 @@ def _finding(
     kind: str, ledger: Ledger, idle: bool, what: str, request: str, **words: Any
 ) -> Finding:
     record = KINDS["pool-leak"][kind]
-    return Finding(
-        check="pool-leak",
-        kind=record.name,
+    return record.finding(
         site="scheduler.on_idle" if idle else "scheduler.process_result",
         headline=f"g4debug: pool-leak {'at idle' if idle else 'while busy'}: {what}",
         location=Location(process="scheduler", step=ledger.recorder.step, request=request),
-        reference=record.reference,
-        next_command=record.command,
         **words,
     )
 
