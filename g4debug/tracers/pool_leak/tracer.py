@@ -257,14 +257,10 @@ def _unusable(scheduler: Any) -> str:
     return why
 
 
-def install(context: Context) -> None:
-    PoolLeakTracer(context).install()
-
-
 TRACER = Tracer(
     id="pool-leak",
     title="every KV page is free, cached, or owned by a live request",
-    install=install,
+    install=lambda context: PoolLeakTracer(context).install(),
     ledger=True,
     without_ledger="whose pages they are is not known",
 )
