@@ -77,8 +77,9 @@ class FindingKind:
         says = self.says or f"`{re.sub(r'({[a-z_]*})+', '…', self.what)}`"
         object.__setattr__(self, "says", says)
         object.__setattr__(self, "reference", f"{PAGE}, '{self.entry}'")
-        own = {"kind": self.name, "reference": self.reference, "next_command": self.command}
-        object.__setattr__(self, "finding", partial(Finding, check=self.check, **own))
+        own: dict[str, Any] = {"kind": self.name, "reference": self.reference}
+        own |= {"check": self.check, "next_command": self.command}
+        object.__setattr__(self, "finding", partial(Finding, **own))
 
 
 class DeviceKind(IntEnum):
