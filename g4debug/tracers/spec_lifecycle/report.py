@@ -39,6 +39,7 @@ def describe(violation: Violation, at: HandOver, recorder: Recorder) -> Finding:
         headline=f"g4debug: spec-lifecycle in {at.label}: {_says(record, violation, about)}",
         location=Location(
             process="scheduler",
+            rank=recorder.rank,
             step=at.step or recorder.step,
             forward_mode=mode,
             runner=_RUNNERS.get(at.site, ""),
