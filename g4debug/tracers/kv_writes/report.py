@@ -187,7 +187,7 @@ class Words(PageReport):
                 f"{row} is wrong: it names page {w.expected // self.page_size} there, which was "
                 "not handed out to this request. Who wrote the row is not known"
             )
-        if swa and self._mapped() == w.value:
+        if swa and self._mapped(w.full) == w.value:
             return (
                 f"full_to_swa_index_mapping is wrong: it says slot {w.value} for slot {w.full} of "
                 "the full pool, which was handed out together with another one. Who changed it is "
@@ -199,7 +199,7 @@ class Words(PageReport):
             return (
                 f"ForwardBatch.out_cache_loc does not agree with {row}: it has slot {full} of the "
                 f"full pool for this token, and the token's place is slot {w.full}"
-                f"{made if self._mapped_of(full) == w.value else ''}. Who wrote that location is "
+                f"{made if self._mapped(full) == w.value else ''}. Who wrote that location is "
                 "not known"
             )
         lost = f"ForwardBatch.out_cache_loc does not agree with {row}"
@@ -214,14 +214,11 @@ class Words(PageReport):
         when = f". The page was handed out {said(allocated)}" if allocated is not None else ""
         return f"{lost}{when}. Who wrote that location is not known"
 
-    def _mapped(self) -> int:
-        """SGLang's mapping of the token's place in the full pool.
+    def _mapped(self, full: int) -> int:
+        """SGLang's mapping of a slot of the full pool.
 
         UNKNOWN if that is not known: -1 is what a broken mapping may say.
         """
-        return self._mapped_of(self.write.full)
-
-    def _mapped_of(self, full: int) -> int:
         holders = self.ledger.holders if self.ledger is not None else None
         with suppress(RuntimeError, AttributeError, IndexError):
             if holders is not None and full > 0:
