@@ -580,6 +580,7 @@ _step = partial(
 )
 _state = partial(_step, what="batch.spec_info is {a_got}, not {a_expected}")
 _number = partial(_step, what="{got}{about}, should be {number}")
+_value = partial(_step, what="{got}{about}, expected {expected}", command=EAGER)
 _SPEC_LIFECYCLE = (
     _state(
         "spec-info-dropped", "a batch with live requests has no draft state",
@@ -651,40 +652,36 @@ _SPEC_LIFECYCLE = (
         look="the stash of the step before, and the gather of this one", command=EAGER,
         what="the draft goes on from {got}{about}, not {expected}",
     ),
-    _step(
+    _value(
         "verify-input",
         "the verify gets other tokens, positions or another tree than the draft made from its "
         "input",
         "`draft_token[…] is …`, `input_ids[…] is …`, `positions[…] = …` or `retrieve_…[…] = …`, "
         "then `expected …`",
-        look="what runs between the two ends that the finding names", command=EAGER,
-        what="{got}{about}, expected {expected}",
+        look="what runs between the two ends that the finding names",
     ),
-    _step(
+    _value(
         "verify-result",
         "the result that a verify hands on (tokens, accept lengths, accepted indices, bonus "
         "tokens) differs from its kernel's, or does not follow from the target's choice",
         "`accept_lens = …`, `accept_index[…] = …`, `predict… is …` or `bonus_tokens is …`, then "
         "`expected …`",
-        look="what runs between the two ends that the finding names", command=EAGER,
-        what="{got}{about}, expected {expected}",
+        look="what runs between the two ends that the finding names",
     ),
-    _step(
+    _value(
         "sampled-token",
         "a token differs from the sampled one, in the request's output or where the next step "
         "begins with it; with and without speculative decoding",
         "`output_ids is …`, `input_ids is …` or `next_token_ids is …`, then `expected …`",
         look="the two ends that the finding names: the result's way to the host, or the "
         "`FutureMap`",
-        command=EAGER, what="{got}{about}, expected {expected}",
     ),
-    _step(
+    _value(
         "forward-row",
         "a forward is given another row of `req_to_token` than its request has, or one that the "
         "table has not; with and without speculative decoding",
         "`req_pool_indices = …`, then `expected req_pool_indices = …`",
         look="what filters, merges or replaces `req_pool_indices`",
-        command=EAGER, what="{got}{about}, expected {expected}",
     ),
     _step(
         "forward-place",
@@ -695,13 +692,12 @@ _SPEC_LIFECYCLE = (
         "of it",
         command=WRITES, what="{got}{about}, expected {expected}",
     ),
-    _step(
+    _value(
         "position",
         "the target is given a position that is not the token's place in its sequence; with and "
         "without speculative decoding",
         "`positions = …` or `positions[…] = …`, then `expected …, by …`",
         look="what runs between the making of the batch and the forward",
-        command=EAGER, what="{got}{about}, expected {expected}",
     ),
     _step(
         "allocated-len",
