@@ -17,8 +17,6 @@ itself: such times mean nothing.
 
 from __future__ import annotations
 
-import argparse
-import csv
 import importlib
 import statistics
 import sys
@@ -29,6 +27,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from measuring import kernels, options, results
+from measuring.servers import in_turns
 
 LAUNCHES = 20  # in one graph, and in one measurement of the host
 HERE = Path(__file__).resolve().parents[1]
@@ -47,8 +47,6 @@ PLACES = {
     "Stamps": ("tracers.kv_writes.check:Stamps", "tracers.kv_writes.kernels:Stamps"),
 }
 MAILBOX = ("new_mailbox", "new_slot")  # of a trap buffer
-TIMES = "guard,pool,rows,where,other_us,this_us,ratio,other_iqr_us,this_iqr_us"
-REGISTERS = "kernel,constants,checkout,registers,spills,shared_bytes"
 Call = Callable[[], None]
 
 
@@ -185,20 +183,9 @@ def _mailbox(trap: Any) -> int:
 
 def graph_of(call: Call) -> Callable[[], float]:
     """Microseconds of one launch in a replay."""
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(LAUNCHES):
-            call()
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in "be")
-
-    def measured() -> float:
-        begin.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        return float(begin.elapsed_time(end)) * 1000 / LAUNCHES
-
-    return measured
+    graph, _ = kernels.captured(lambda i: call(), LAUNCHES)
+    clock = kernels.Clock()
+    return lambda: clock.us(graph.replay) / LAUNCHES
 
 
 def host_of(call: Call) -> Callable[[], float]:
@@ -216,17 +203,16 @@ def host_of(call: Call) -> Callable[[], float]:
     return measured
 
 
-def in_turns(ways: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+def measured(ways: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
     """Run each way once in each round; another one is first each time."""
     found: dict[str, list[float]] = {name: [] for name in ways}
-    for number in range(rounds):
-        names = list(ways)
-        for name in names if number % 2 else reversed(names):
+    for _, order in in_turns(ways, rounds):
+        for name in order:
             found[name].append(ways[name]())
     return found
 
 
-def registers(trees: dict[str, SimpleNamespace]) -> list[tuple[object, ...]]:
+def registers(trees: dict[str, SimpleNamespace]) -> list[dict[str, Any]]:
     """Registers and memory of each compiled kernel: the guards' launchers remember them."""
     found = []
     for name, tree in trees.items():
@@ -235,29 +221,26 @@ def registers(trees: dict[str, SimpleNamespace]) -> list[tuple[object, ...]]:
                 for key, (made, _) in getattr(launcher, "_compiled", {}).items():
                     flags = " ".join(str(x) for x in key[1])
                     kernel = launcher.function.fn.__name__
-                    sizes = made.n_regs, made.n_spills, made.metadata.shared
-                    found.append((kernel, flags, name, *sizes))
-    return sorted(found)
+                    at = {"kernel": kernel, "constants": flags, "checkout": name}
+                    sizes = {"registers": made.n_regs, "spills": made.n_spills}
+                    found.append({**at, **sizes, "shared_bytes": made.metadata.shared})
+    return sorted(found, key=lambda row: (*row.values(),))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options.parser(__doc__, "cuda", rounds=200, out="")
     parser.add_argument("other", type=Path, help="folder of the other checkout")
     parser.add_argument("--out", type=Path, required=True, help="folder for the results")
     parser.add_argument("--rows", default="1,8,64")
     parser.add_argument("--tokens", type=int, default=8000)
-    parser.add_argument("--rounds", type=int, default=200)
-    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     args = parser.parse_args()
     device = torch.device(args.device)
     trees = {"other": load(args.other.resolve()), "this": load(HERE)}
     on_gpu = device.type == "cuda"
     measures = {"gpu": graph_of, "host": host_of} if on_gpu else {"host": host_of}
-    if on_gpu:
-        print(f"{torch.cuda.get_device_name(0)}, torch {torch.__version__}")
-    lines = []
+    kind = torch.cuda.get_device_name(0) if on_gpu else "cpu"
+    print(f"{kind}, torch {torch.__version__}")
+    rows_of_times = []
     for rows in map(int, args.rows.split(",")):
         case = Case(rows, args.tokens, device)
         for guard, of in GUARDS.items():
@@ -268,42 +251,40 @@ def main() -> None:
                     call()  # compiled, and loaded by its launcher
                 for where, measure in measures.items():
                     ways = {name: measure(call) for name, call in calls.items()}
-                    in_turns(ways, 3)
-                    times = in_turns(ways, args.rounds)
-                    lines.append((guard, pool, rows, where, *_summed(times)))
-                    print(*lines[-1], sep=",", flush=True)
+                    measured(ways, 3)
+                    at = {"guard": guard, "pool": pool, "rows": rows, "where": where}
+                    rows_of_times.append(at | _summed(measured(ways, args.rounds)))
+                    print(*rows_of_times[-1].values(), sep=",", flush=True)
                 for name, trap in traps.items():
                     assert not trap.tripped, f"{name} calls {guard}, {pool} bad: {trap.take()}"
     args.out.mkdir(parents=True, exist_ok=True)
-    _write(args.out / "guard_time.csv", TIMES, lines)
-    _write(args.out / "guard_registers.csv", REGISTERS, registers(trees))
-    _table(lines)
+    results.write("", rows_of_times, kind, args.out / "guard_time.csv")
+    results.write("", registers(trees), kind, args.out / "guard_registers.csv")
+    _table(rows_of_times)
 
 
-def _summed(times: dict[str, list[float]]) -> tuple[float, ...]:
+def _summed(times: dict[str, list[float]]) -> dict[str, float]:
     """Medians, the median of the ratios within each round, and the widths between quartiles."""
     other, this = times["other"], times["this"]
-    ratio = statistics.median(b / a for a, b in zip(other, this, strict=True))
     wide = [statistics.quantiles(t, n=4) if len(t) > 1 else (t[0], 0, t[0]) for t in (other, this)]
-    medians = (statistics.median(other), statistics.median(this))
-    return (*(round(x, 3) for x in (*medians, ratio, *(q[2] - q[0] for q in wide))),)
+    found = {
+        "other_us": statistics.median(other),
+        "this_us": statistics.median(this),
+        "ratio": statistics.median(b / a for a, b in zip(other, this, strict=True)),
+        "other_iqr_us": wide[0][2] - wide[0][0],
+        "this_iqr_us": wide[1][2] - wide[1][0],
+    }
+    return {name: round(value, 3) for name, value in found.items()}
 
 
-def _write(path: Path, head: str, lines: list[tuple[object, ...]]) -> None:
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(head.split(","))
-        writer.writerows(lines)
-
-
-def _table(lines: list[tuple[Any, ...]]) -> None:
+def _table(rows: list[dict[str, Any]]) -> None:
     """Time of this checkout over the other's, for each batch."""
-    batches = sorted({line[2] for line in lines})
+    batches = sorted({row["rows"] for row in rows})
     print(f"\n{'this / other':33}" + "".join(f"{f'batch {n}':>10}" for n in batches))
-    for of in dict.fromkeys((line[3], line[0], line[1]) for line in lines):
-        ratios = {x[2]: x[6] for x in lines if (x[3], x[0], x[1]) == of}
-        name = f"{of[0]:5}{of[1]:13}{of[2]:15}"
-        print(name + "".join(f"{ratios[n]:10.3f}" for n in batches))
+    ratios = {(r["where"], r["guard"], r["pool"], r["rows"]): r["ratio"] for r in rows}
+    for where, guard, pool in dict.fromkeys(key[:3] for key in ratios):
+        cells = (f"{ratios[where, guard, pool, n]:10.3f}" for n in batches)
+        print(f"{where:5}{guard:13}{pool:15}" + "".join(cells))
 
 
 if __name__ == "__main__":

@@ -13,18 +13,10 @@ from __future__ import annotations
 
 import functools
 import statistics
-from collections.abc import Callable
 
 import torch
-from guard_time import HERE, LAUNCHES, Case, load
-from measuring import kernels, options
-
-
-def microseconds(call: Callable[[], object], rounds: int) -> float:
-    """For one call, in a graph of LAUNCHES calls. The median over the rounds."""
-    graph, _ = kernels.captured(lambda i: call(), LAUNCHES)
-    clock = kernels.Clock()
-    return statistics.median(clock.us(graph.replay) / LAUNCHES for _ in range(rounds))
+from guard_time import HERE, Case, graph_of, load
+from measuring import options
 
 
 def main() -> None:
@@ -45,14 +37,12 @@ def main() -> None:
                 tree.token_guard.launch, lists, trap, trap.new_mailbox(),
                 case.pages * args.page_size, args.page_size,
             )  # fmt: skip
-            times = [
-                microseconds(call, args.rounds)
-                for call in (
-                    functools.partial(guard, None),
-                    functools.partial(guard, truth),
-                    functools.partial(copy.copy_, lists.indices),
-                )
+            measures = [
+                graph_of(functools.partial(guard, None)),
+                graph_of(functools.partial(guard, truth)),
+                graph_of(functools.partial(copy.copy_, lists.indices)),
             ]
+            times = [statistics.median(us() for _ in range(args.rounds)) for us in measures]
             assert not trap.tripped, trap.take()
             print(f"{rows},{tokens},{','.join(f'{t:.1f}' for t in times)}", flush=True)
 

@@ -29,7 +29,7 @@ _OLDER: Final = "before_"
 # Modules in the same folders that are no items. Other rooms use them, so their names have no
 # underscore.
 _SHARED: Final = (
-    "base", "grammar", "hook_watch", "lists", "locations", "silence", "source", "tables"
+    "base", "canary", "grammar", "hook_watch", "lists", "locations", "silence", "source", "tables"
 )  # fmt: skip
 
 

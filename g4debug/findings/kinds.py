@@ -9,16 +9,20 @@ A kind that a kernel finds has a number, too, which the kernel writes into the t
 kinds are the members of :class:`PageTableKind` and :class:`KvWritesKind`. The other kinds of these
 two tracers are what their reports make of MISMATCH when they know more of the page.
 
-On the way of a finding this module is only read: nothing in it is called.
+A record also makes the findings of its kind: ``record.finding(site=..., headline=..., ...)``. On
+their way this module is only read: no function of it is called.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from functools import partial
 from typing import Any, Self
+
+from g4debug.findings.record import Finding
 
 PAGE = "TRIAGE.md"
 LAUNCH = "<your launch command>"
@@ -65,11 +69,17 @@ class FindingKind:
     what: str = ""  # the end of the headline, and
     expected: str = ""  # what should be: templates, where the report has them from here
     reference: str = field(init=False)  # the entry, as a finding says it
+    # Makes a Finding of this kind. check, kind, reference and next_command are the record's, where
+    # the caller does not give another one.
+    finding: Callable[..., Finding] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         says = self.says or f"`{re.sub(r'({[a-z_]*})+', '…', self.what)}`"
         object.__setattr__(self, "says", says)
         object.__setattr__(self, "reference", f"{PAGE}, '{self.entry}'")
+        own: dict[str, Any] = {"kind": self.name, "reference": self.reference}
+        own |= {"check": self.check, "next_command": self.command}
+        object.__setattr__(self, "finding", partial(Finding, **own))
 
 
 class DeviceKind(IntEnum):
@@ -570,6 +580,7 @@ _step = partial(
 )
 _state = partial(_step, what="batch.spec_info is {a_got}, not {a_expected}")
 _number = partial(_step, what="{got}{about}, should be {number}")
+_value = partial(_step, what="{got}{about}, expected {expected}", command=EAGER)
 _SPEC_LIFECYCLE = (
     _state(
         "spec-info-dropped", "a batch with live requests has no draft state",
@@ -641,40 +652,36 @@ _SPEC_LIFECYCLE = (
         look="the stash of the step before, and the gather of this one", command=EAGER,
         what="the draft goes on from {got}{about}, not {expected}",
     ),
-    _step(
+    _value(
         "verify-input",
         "the verify gets other tokens, positions or another tree than the draft made from its "
         "input",
         "`draft_token[…] is …`, `input_ids[…] is …`, `positions[…] = …` or `retrieve_…[…] = …`, "
         "then `expected …`",
-        look="what runs between the two ends that the finding names", command=EAGER,
-        what="{got}{about}, expected {expected}",
+        look="what runs between the two ends that the finding names",
     ),
-    _step(
+    _value(
         "verify-result",
         "the result that a verify hands on (tokens, accept lengths, accepted indices, bonus "
         "tokens) differs from its kernel's, or does not follow from the target's choice",
         "`accept_lens = …`, `accept_index[…] = …`, `predict… is …` or `bonus_tokens is …`, then "
         "`expected …`",
-        look="what runs between the two ends that the finding names", command=EAGER,
-        what="{got}{about}, expected {expected}",
+        look="what runs between the two ends that the finding names",
     ),
-    _step(
+    _value(
         "sampled-token",
         "a token differs from the sampled one, in the request's output or where the next step "
         "begins with it; with and without speculative decoding",
         "`output_ids is …`, `input_ids is …` or `next_token_ids is …`, then `expected …`",
         look="the two ends that the finding names: the result's way to the host, or the "
         "`FutureMap`",
-        command=EAGER, what="{got}{about}, expected {expected}",
     ),
-    _step(
+    _value(
         "forward-row",
         "a forward is given another row of `req_to_token` than its request has, or one that the "
         "table has not; with and without speculative decoding",
         "`req_pool_indices = …`, then `expected req_pool_indices = …`",
         look="what filters, merges or replaces `req_pool_indices`",
-        command=EAGER, what="{got}{about}, expected {expected}",
     ),
     _step(
         "forward-place",
@@ -686,13 +693,12 @@ _SPEC_LIFECYCLE = (
         "`page-table` and `kv-writes`, which judge all of them",
         command=WRITES, what="{got}{about}, expected {expected}",
     ),
-    _step(
+    _value(
         "position",
         "the target is given a position that is not the token's place in its sequence; with and "
         "without speculative decoding",
         "`positions = …` or `positions[…] = …`, then `expected …, by …`",
         look="what runs between the making of the batch and the forward",
-        command=EAGER, what="{got}{about}, expected {expected}",
     ),
     _step(
         "allocated-len",

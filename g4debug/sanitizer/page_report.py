@@ -6,7 +6,6 @@ do not know, the finding says less.
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -146,15 +145,11 @@ class PageReport(ABC):
         kind: LayerKind = "sliding" if self.pool_name == "swa" else "full"
         mode = checked.batch.forward_mode.name
         where = f"{runner} {mode.lower().replace('_', '-')}: {kind} layer {layer}"
-        return Finding(
-            check=self.record.check,
-            kind=self.record.name,
+        return self.record.finding(
             site=site,
             headline=f"g4debug: {self.record.check} in {where} {self.headline()}",
             location=Location(
                 process="scheduler",
-                pid=os.getpid(),
-                rank=recorder.rank,
                 step=step if step >= 0 else recorder.step,
                 forward_mode=mode,
                 runner=runner,

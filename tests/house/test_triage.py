@@ -20,6 +20,7 @@ import pytest
 
 from g4debug import cli, discovery
 from g4debug.findings.kinds import KINDS
+from g4debug.findings.record import Location
 from g4debug.settings import FIX_PREFIX, Settings
 from g4debug.tracers.kv_integrity import report
 
@@ -159,54 +160,55 @@ def test_every_row_of_the_index_begins_with_the_log() -> None:
 
 @functools.cache
 def findings() -> list[tuple[str, ast.Call]]:
-    """(module, call) of each place that makes a Finding."""
+    """(module, call) of each place that makes a finding: ``record.finding(headline=..., ...)``."""
     return [
         (module, node)
         for module, tree in sources().items()
         for node in ast.walk(tree)
         if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name | ast.Attribute)
-        and (node.func.id if isinstance(node.func, ast.Name) else node.func.attr) == "Finding"
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "finding"
+        and "headline" in {k.arg for k in node.keywords}
     ]
 
 
-def argument(call: ast.Call, name: str) -> ast.expr:
-    found = [k.value for k in call.keywords if k.arg == name]
-    assert len(found) == 1, f"line {call.lineno}: a Finding without {name}="
-    return found[0]
-
-
-def check_of(module: str, call: ast.Call) -> str:
-    """The tracer's name, as the finding says it. '' if the finding's own record names it."""
-    value = argument(call, "check")
-    if isinstance(value, ast.Constant):
-        return value.value
-    if isinstance(value, ast.Attribute):
-        kind = argument(call, "kind")
-        assert isinstance(kind, ast.Attribute)
-        assert (ast.unparse(value.value), value.attr) == (ast.unparse(kind.value), "check")
-        return ""
-    return getattr(importlib.import_module(module), value.id)
-
-
 def test_every_tracer_makes_findings_and_nobody_else() -> None:
-    assert {check_of(module, call) for module, call in findings()} - {""} == set(KINDS)
+    """A finding names the tracer in whose folder it is made. The sanitizer is two tracers' own."""
+    rooms = {module.removeprefix("g4debug.").rpartition(".")[0] for module, _ in findings()}
+    tracers = {f"tracers.{name.replace('-', '_')}" for name in KINDS}
+    assert rooms == tracers | {"sanitizer"}
+
+
+def test_only_the_record_of_a_kind_makes_a_finding() -> None:
+    for module, tree in sources().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and module != "g4debug.findings.kinds":
+                arguments = [*node.args, node.func]
+                assert "Finding" not in {ast.unparse(a).split(".")[-1] for a in arguments}, module
+
+
+def test_a_record_makes_findings_of_its_own_tracer_kind_and_entry() -> None:
+    words = dict.fromkeys(("site", "headline", "expected", "got"), "")
+    for check, of_check in KINDS.items():
+        for name, kind in of_check.items():
+            made = kind.finding(location=Location(), **words)
+            assert (made.check, made.kind) == (check, name)
+            assert (made.reference, made.next_command) == (kind.reference, kind.command)
 
 
 @pytest.mark.parametrize(
     ("module", "call"), findings(), ids=[f"{m}:{c.lineno}" for m, c in findings()]
 )
 def test_a_finding_names_the_entry_of_its_own_kind(module: str, call: ast.Call) -> None:
-    """``kind=x.name, reference=… x.reference``: both are of one record."""
-    kind = argument(call, "kind")
-    assert isinstance(kind, ast.Attribute), ast.unparse(kind)
-    assert kind.attr == "name"
+    """``x.finding(reference=… x.reference)``: a fix in front of the entry changes nothing else."""
+    given = {k.arg: k.value for k in call.keywords}
+    assert not {"check", "kind"} & set(given)
     named = [
         ast.unparse(node.value)
-        for node in ast.walk(argument(call, "reference"))
+        for node in ast.walk(given.get("reference", ast.Pass()))
         if isinstance(node, ast.Attribute) and node.attr == "reference"
     ]
-    assert named in ([ast.unparse(kind.value)], [ast.unparse(kind.value) + ".record"])
+    assert named == [ast.unparse(call.func.value)] * ("reference" in given)
 
 
 def test_a_fix_in_front_of_the_entry_exists() -> None:

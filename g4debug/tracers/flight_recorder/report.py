@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import re
 import sys
 import threading
@@ -119,9 +118,7 @@ def of_exception(
     cause = [_earlier(context), printed.cause() if printed is not None else ""]
     if not cause[0]:
         cause += [line for line in innocence(cuda) if line != NOT_KNOWN]
-    return Finding(
-        check=CHECK,
-        kind=record.name,
+    return record.finding(
         site=site,
         headline=f"g4debug: {CHECK} in {_phase(site, context)}: {what}",
         location=_location(context),
@@ -129,7 +126,6 @@ def of_exception(
         got=got,
         history=tuple(frames[-FRAMES:]),
         cause="\n".join(filter(None, cause)) or NOT_KNOWN,
-        reference=record.reference,
         next_command=again if complete else record.command,
     )
 
@@ -139,9 +135,7 @@ def of_hang(hang: Hang, why_now: str, context: Context, complete: bool) -> Findi
     frames, record = main_thread(), KINDS["hang"]
     limit = context.settings.hang_seconds
     place = _innermost(frames)
-    return Finding(
-        check=CHECK,
-        kind=record.name,
+    return record.finding(
         site="scheduler.run_event_loop",
         headline=f"g4debug: {CHECK}: the scheduler hangs: {hang.what}",
         location=_location(context),
@@ -149,7 +143,6 @@ def of_hang(hang: Hang, why_now: str, context: Context, complete: bool) -> Findi
         got=f"no progress for {hang.seconds:.0f} s; the main thread is in {place} ({why_now})",
         history=tuple(frames[-FRAMES:]),
         cause=_earlier(context) or NOT_KNOWN,
-        reference=record.reference,
         next_command="" if complete else record.command,
     )
 
@@ -171,9 +164,7 @@ def of_other_rank(first: Seat, error: BaseException | None, context: Context) ->
     stop, record = first.stop, KINDS["other-rank"]
     what = stop.headline.removeprefix("g4debug: ")
     dump = f"\nits dump: {quoted(stop.dump)}" if stop.dump else "\nit has left no dump"
-    return Finding(
-        check=CHECK,
-        kind=record.name,
+    return record.finding(
         site="scheduler.run_event_loop",
         headline=f"g4debug: {CHECK}: rank {first.name} stopped the server: {what}",
         location=_location(context),
@@ -181,7 +172,6 @@ def of_other_rank(first: Seat, error: BaseException | None, context: Context) ->
         got=got,
         history=tuple(frames[-FRAMES:]),
         cause=f"the finding of rank {first.name} (pid {first.pid}){dump}",
-        reference=record.reference,
         next_command=f"g4debug show {quoted(stop.dump)}" if stop.dump else record.command,
     )
 
@@ -189,17 +179,13 @@ def of_other_rank(first: Seat, error: BaseException | None, context: Context) ->
 def of_asking(context: Context) -> Finding:
     """The finding for a dump that somebody asked for, to get a running scheduler's tape."""
     record = KINDS["asked"]
-    return Finding(
-        check=CHECK,
-        kind=record.name,
+    return record.finding(
         site="scheduler.run_event_loop",
         headline=f"g4debug: {CHECK} in {_phase('', context)}: the tape was asked for",
         location=_location(context),
         expected="nothing: this is no finding",
         got="somebody asked, by doctor's --tape",
         cause=_earlier(context) or "nothing is wrong, as far as the tracers tell",
-        reference=record.reference,
-        next_command=record.command,
     )
 
 
@@ -230,8 +216,6 @@ def _location(context: Context) -> Location:
     step = recorder.current
     return Location(
         process="scheduler",
-        pid=os.getpid(),
-        rank=recorder.rank,
         step=recorder.step or -1,
         forward_mode=step.forward_mode if step else "",
         request=step.rids[0] if step and len(step.rids) == 1 else "",

@@ -233,13 +233,9 @@ def _reported(error: BaseException) -> bool:
     return any(isinstance(e, TrapError) for e in finding.chain(error))
 
 
-def install(context: Context) -> None:
-    FlightRecorder(context).install()
-
-
 TRACER = Tracer(
     id="flight-recorder",
     title="checks nothing; saves the last steps when the scheduler dies or hangs without a finding",
-    install=install,
+    install=lambda context: FlightRecorder(context).install(),
     judges=False,
 )

@@ -39,9 +39,7 @@ def describe(
     where = f" in {mode.lower().replace('_', '-')}" if mode else ""
     by = f" (called by {event.caller})" if event.caller else ""
     fix, command = _explain(event, record)
-    finding = Finding(
-        check="kv-allocator",
-        kind=record.name,
+    finding = record.finding(
         site=_site(event, pool),
         headline=(
             f"g4debug: kv-allocator{where}: {pool.name.upper()} page {page} "

@@ -376,13 +376,9 @@ def _list(pages: Pages) -> str:
     )
 
 
-def install(context: Context) -> None:
-    KvAllocatorTracer(context).install()
-
-
 TRACER = Tracer(
     id="kv-allocator",
     title="a KV page has one holder, and a full page has one SWA page",
-    install=install,
+    install=lambda context: KvAllocatorTracer(context).install(),
     ledger=True,
 )

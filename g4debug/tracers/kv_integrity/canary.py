@@ -13,26 +13,23 @@ from typing import Any
 
 import torch
 
-from g4debug.dumps import reading
 from g4debug.ledger.hooks import LedgerHooks
 from g4debug.settings import Settings
 from g4debug.tracers.base import CanaryError, Context
+from g4debug.tracers.canary import PAGE_SIZE, PAGES, allocator, found, free, sound, take
 from g4debug.tracers.kv_integrity.tracer import KvIntegrityTracer
-from g4debug.trapping.trap import TrapError
 
-PAGES, PAGE_SIZE, LAYERS, HEADS, DIM = 9, 64, 3, 2, 16
+LAYERS, HEADS, DIM = 3, 2, 16
 
 
 def fire(folder: Path, device: torch.device) -> str:
     """Corrupt KV twice, expect two findings and dumps in ``folder``. Returns what was seen."""
     it = _Server(folder, device)
-    try:
+    with sound("sound KV"):
         tokens = it.alloc("before", 3)
         it.free(tokens)
         tokens = it.alloc("canary", 2)
         it.step()
-    except TrapError as e:
-        raise CanaryError(f"sound KV was reported as broken: {e.finding.headline}") from e
     if it.ledger.broken or it.context.disabled:
         raise CanaryError(f"the tracer gave up: {it.ledger.broken or it.context.disabled}")
     key = it.kv.k_buffer[1]
@@ -46,17 +43,11 @@ def fire(folder: Path, device: torch.device) -> str:
 
 def _expect(act: Any, kind: str, page: int, layer: int) -> str:
     """``act`` must be stopped by a finding of this kind, about this page and layer."""
-    try:
-        act()
-    except TrapError as e:
-        if e.path is None:
-            raise CanaryError(f"it was found, but not dumped: {e.problem}") from e
-        record = reading.read(e.path)
-        told = (record.finding.kind, record.events[-1].pages[0], record.finding.location.layer)
-        if told != (kind, page, layer):
-            raise CanaryError(f"the finding is about {told}, not {(kind, page, layer)}") from e
-        return f"{kind} in page {page}, layer {layer}"
-    raise CanaryError(f"KV was corrupted ({kind}), but that was not found")
+    record = found(act, f"corrupted KV ({kind})")
+    told = (record.finding.kind, record.events[-1].pages[0], record.finding.location.layer)
+    if told != (kind, page, layer):
+        raise CanaryError(f"the finding is about {told}, not {(kind, page, layer)}")
+    return f"{kind} in page {page}, layer {layer}"
 
 
 class _Server:
@@ -79,14 +70,7 @@ class _Server:
             ],
         )
         self.kv.v_buffer = [torch.zeros_like(k) for k in self.kv.k_buffer]
-        self.pool: Any = SimpleNamespace(
-            page_size=PAGE_SIZE,
-            size=(PAGES - 1) * PAGE_SIZE,
-            device=device,
-            free_pages=torch.arange(1, PAGES, device=device),
-            is_not_in_free_group=True,
-            get_kvcache=lambda: self.kv,
-        )
+        self.pool = allocator(device, get_kvcache=lambda: self.kv)
         self.hooks.attach(self.pool)
         self.tracer.watch(self.pool, "full", self.kv)
         self.requests: list[Any] = []
@@ -97,16 +81,14 @@ class _Server:
         length = pages * PAGE_SIZE
         self.requests = [SimpleNamespace(rid=rid, kv_committed_len=length)]
         self.ledger.batch = self.ledger.allocating = SimpleNamespace(reqs=self.requests)
-        taken, self.pool.free_pages = self.pool.free_pages[:pages], self.pool.free_pages[pages:]
-        offsets = torch.arange(PAGE_SIZE, device=taken.device)
-        found: torch.Tensor = (taken[:, None] * PAGE_SIZE + offsets).reshape(-1)
+        tokens = take(self.pool, pages)
         none, lengths = torch.tensor([0]), torch.tensor([length])
         arguments = (self.pool, none, none, lengths, lengths, none, length)
-        self.hooks.allocs.after_extend(found, *arguments)
-        self.tracer.after_extend(found, *arguments)
+        self.hooks.allocs.after_extend(tokens, *arguments)
+        self.tracer.after_extend(tokens, *arguments)
         for buffer in (*self.kv.k_buffer, *self.kv.v_buffer):
-            buffer[found] = torch.randn(length, HEADS, DIM).to(buffer)
-        return found
+            buffer[tokens] = torch.randn(length, HEADS, DIM).to(buffer)
+        return tokens
 
     def come(self, rid: str) -> None:
         """Allocate two pages, and wait for the tracer's findings."""
@@ -115,11 +97,7 @@ class _Server:
 
     def free(self, tokens: torch.Tensor) -> None:
         """Free tokens as SGLang does, with the hooks, and wait for the tracer's findings."""
-
-        def release(pool: Any, pages: torch.Tensor) -> None:
-            pool.free_pages = torch.cat((pages, pool.free_pages))
-
-        self.hooks.frees.around_release(release, self.pool, torch.unique(tokens // PAGE_SIZE))
+        free(self.hooks, self.pool, tokens)
         self.tracer.after_free(None, self.pool, tokens)
         self.ledger.settle(wait=True)
 

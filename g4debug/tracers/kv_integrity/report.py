@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 
 from g4debug.findings.kinds import KINDS
@@ -40,9 +39,7 @@ def describe_written(
     still = pointing_to(watched, ledger, page, heir)
     where = f"KV slot {row}, {half} of layer {layer}"
     record = KINDS["kv-integrity"]["write-after-free"]
-    finding = Finding(
-        check="kv-integrity",
-        kind=record.name,
+    finding = record.finding(
         site="scheduler.on_idle" if idle else "pool.alloc",
         headline=(
             f"g4debug: kv-integrity: {pool.name.upper()} page {page} was written after it was "
@@ -58,8 +55,6 @@ def describe_written(
         ),
         history=short(events),
         cause=cause_of_write(freed, still),
-        reference=record.reference,
-        next_command=record.command,
     )
     return finding, events
 
@@ -80,9 +75,7 @@ def describe_changed(
     still = pointing_to(watched, ledger, page, owner)
     tokens = _tokens(watched, int(look.positions[i]), owner)
     record = KINDS["kv-integrity"]["kv-changed"]
-    finding = Finding(
-        check="kv-integrity",
-        kind=record.name,
+    finding = record.finding(
         site="scheduler.run_batch",
         headline=(
             f"g4debug: kv-integrity: KV that was committed has changed: {pool.name.upper()} page "
@@ -100,8 +93,6 @@ def describe_changed(
         ),
         history=short(events),
         cause=cause_of_change(count, still),
-        reference=record.reference,
-        next_command=record.command,
     )
     return finding, events
 
@@ -119,9 +110,7 @@ def describe_not_finite(
     events = ledger.history(pool.name, page)
     position = int(look.positions[i]) + row
     record = KINDS["kv-integrity"]["nan"]
-    finding = Finding(
-        check="kv-integrity",
-        kind=record.name,
+    finding = record.finding(
         site="scheduler.run_batch",
         headline=(
             f"g4debug: kv-integrity: NaN or Inf in {half} of layer {layer}, {pool.name.upper()} "
@@ -133,7 +122,6 @@ def describe_not_finite(
         owner=f"page {page} was handed out to {owner or 'a request that is not known'}",
         history=short(events),
         cause=cause_of_nan(layer, pool.name, layer == watched.layers[0], count),
-        reference=record.reference,
         next_command=sglangs_check() + record.command,
     )
     return finding, events
@@ -201,8 +189,6 @@ def _location(watched: Watched, ledger: Ledger, layer: int, request: str, step: 
     mode = next((s.forward_mode for s in reversed(recorder.steps) if s.step == step), "")
     return Location(
         process="scheduler",
-        pid=os.getpid(),
-        rank=recorder.rank,
         step=step,
         forward_mode=mode,
         layer=layer,

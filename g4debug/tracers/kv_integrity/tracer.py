@@ -430,14 +430,10 @@ def limits(server_args: Any) -> list[str]:
     return found
 
 
-def install(context: Context) -> None:
-    KvIntegrityTracer(context).install()
-
-
 TRACER = Tracer(
     id="kv-integrity",
     title="nobody writes into a freed KV page, and committed KV does not change (opt-in)",
-    install=install,
+    install=lambda context: KvIntegrityTracer(context).install(),
     ledger=True,
     opt_in=True,
 )

@@ -6,7 +6,6 @@ report says less, but nothing that is not known.
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 
 from g4debug.findings import kinds
@@ -188,7 +187,7 @@ class Words(PageReport):
                 f"{row} is wrong: it names page {w.expected // self.page_size} there, which was "
                 "not handed out to this request. Who wrote the row is not known"
             )
-        if swa and self._mapped() == w.value:
+        if swa and self._mapped(w.full) == w.value:
             return (
                 f"full_to_swa_index_mapping is wrong: it says slot {w.value} for slot {w.full} of "
                 "the full pool, which was handed out together with another one. Who changed it is "
@@ -200,7 +199,7 @@ class Words(PageReport):
             return (
                 f"ForwardBatch.out_cache_loc does not agree with {row}: it has slot {full} of the "
                 f"full pool for this token, and the token's place is slot {w.full}"
-                f"{made if self._mapped_of(full) == w.value else ''}. Who wrote that location is "
+                f"{made if self._mapped(full) == w.value else ''}. Who wrote that location is "
                 "not known"
             )
         lost = f"ForwardBatch.out_cache_loc does not agree with {row}"
@@ -215,14 +214,11 @@ class Words(PageReport):
         when = f". The page was handed out {said(allocated)}" if allocated is not None else ""
         return f"{lost}{when}. Who wrote that location is not known"
 
-    def _mapped(self) -> int:
-        """SGLang's mapping of the token's place in the full pool.
+    def _mapped(self, full: int) -> int:
+        """SGLang's mapping of a slot of the full pool.
 
         UNKNOWN if that is not known: -1 is what a broken mapping may say.
         """
-        return self._mapped_of(self.write.full)
-
-    def _mapped_of(self, full: int) -> int:
         holders = self.ledger.holders if self.ledger is not None else None
         with suppress(RuntimeError, AttributeError, IndexError):
             if holders is not None and full > 0:
@@ -283,21 +279,15 @@ def _bare(write: Write, recorder: Recorder) -> Finding:
     what += f"({kind.name})"
     if write.kind is Kind.UNREADABLE:
         what = "a bad location was seen, but its record cannot be read"
-    return Finding(
-        check="kv-writes",
-        kind=kind.name,
+    return kind.finding(
         site="kv.set",
         headline=f"g4debug: kv-writes: {what} (row {write.row})",
         location=Location(
             process="scheduler",
-            pid=os.getpid(),
-            rank=recorder.rank,
             step=recorder.step,
             row=write.row,
         ),
         expected=f"slot {write.expected}" if write.expected >= 0 else "a place of its own",
         got=f"slot {write.value}",
         cause="not known: nothing but this record is left",
-        reference=kind.reference,
-        next_command=kind.command,
     )

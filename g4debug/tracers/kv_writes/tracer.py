@@ -299,14 +299,10 @@ class KvWritesTracer(DeviceCheck[CheckedWrites, Write]):
         return describe(None, seen, self.context.recorder, None)[0]
 
 
-def install(context: Context) -> None:
-    KvWritesTracer(context).install()
-
-
 TRACER = Tracer(
     id="kv-writes",
     title="the KV of every token is written to its own place, once, and nowhere else",
-    install=install,
+    install=lambda context: KvWritesTracer(context).install(),
     ledger=True,
     without_ledger="ranges, tokens that are written to one place, and in full layers req_to_token",
     opt_in=True,

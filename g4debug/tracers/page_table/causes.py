@@ -67,14 +67,11 @@ def _wrong_cell(facts: Facts) -> str:
         )
     inner = facts.cell.position % size if facts.cell.position >= 0 else 0
     if facts.slot >= 0 and facts.slot != token + inner:
+        so = f". The {it} was built from it" * (facts.cell.token in (facts.slot, facts.mapped))
         return (
             f"req_to_token is wrong: {where} has token index {facts.slot} for token "
-            f"{facts.cell.position}, inside of a page that begins with token index {token}. The "
-            f"{it} was built from it. Who wrote it is not known"
-            if facts.cell.token in (facts.slot, facts.mapped)
-            else f"req_to_token is wrong: {where} has token index {facts.slot} for token "
-            f"{facts.cell.position}, inside of a page that begins with token index {token}. Who "
-            "wrote it is not known"
+            f"{facts.cell.position}, inside of a page that begins with token index {token}{so}. "
+            "Who wrote it is not known"
         )
     right_place = facts.right_place
     known = facts.mapped != UNKNOWN and facts.right >= 0 and right_place >= 0

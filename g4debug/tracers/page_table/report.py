@@ -6,7 +6,6 @@ nothing that is not known.
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from dataclasses import replace
 
@@ -267,7 +266,7 @@ def bare(checked: CheckedTable | None, record: Record, recorder: Recorder) -> Fi
     if checked is not None:
         with suppress(Exception):  # this is called when something else has failed already
             site = checked.adapter.handed_at(checked.batch)
-    where = Location(process="scheduler", pid=os.getpid(), rank=recorder.rank, step=recorder.step)
+    where = Location(process="scheduler", step=recorder.step)
     if cell.kind is Kind.UNREADABLE:
         what = "the guard saw a bad cell, but its record cannot be read "
         what += f"(kind {record.kind}, {at})"
@@ -281,15 +280,11 @@ def bare(checked: CheckedTable | None, record: Record, recorder: Recorder) -> Fi
         what = f"page {cell.value} {wrong} ({at})"
         expected = f"page {cell.expected}" if cell.expected > 0 else "a page of the layer's pool"
         got, cause = str(cell.value), ""
-    return Finding(
-        check="page-table",
-        kind=kind.name,
+    return kind.finding(
         site=site,
         headline=f"g4debug: page-table: {what}",
         location=where,
         expected=expected,
         got=got,
         cause=cause,
-        reference=kind.reference,
-        next_command=kind.command,
     )

@@ -326,14 +326,10 @@ class PageTableTracer(DeviceCheck[CheckedTable, Cell]):
         return bare(checked, left.record, self.context.recorder)
 
 
-def install(context: Context) -> None:
-    PageTableTracer(context).install()
-
-
 TRACER = Tracer(
     id="page-table",
     title="a page table names the right pages: those that req_to_token and the allocators say",
-    install=install,
+    install=lambda context: PageTableTracer(context).install(),
     ledger=True,
     without_ledger="ranges, and in full layers req_to_token",
     each_forward=True,

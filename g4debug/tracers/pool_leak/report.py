@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from g4debug.findings.kinds import KINDS
-from g4debug.findings.record import Finding, Holding, Location, PageEvent
+from g4debug.findings.record import Evidence, Finding, Holding, Location
 from g4debug.hooking import req_kv
 from g4debug.ledger.holders import Holders
 from g4debug.ledger.ledger import Ledger
@@ -17,11 +17,12 @@ from g4debug.tracers.pool_leak.look import View
 
 NAMED = 8  # pages and holdings that are named one by one
 Released = Mapping[str, tuple[int, bool]]
+Told = tuple[Finding, Evidence]
 
 
 def describe(
     pool: str, census: Census, live: list[Any], released: Released, ledger: Ledger, idle: bool
-) -> tuple[Finding, tuple[Holding, ...], tuple[PageEvent, ...]]:
+) -> Told:
     """The finding, who holds or lost which pages, and the history of the first bad page."""
     rids, wrong = {str(r.rid) for r in live}, census.wrong()
     holdings = [
@@ -48,12 +49,10 @@ def describe(
         history=short(events),
         cause=cause(kind, worst, events, first, ledger),
     )
-    return finding, tuple(holdings[:NAMED]), events
+    return finding, Evidence(holdings=tuple(holdings[:NAMED]), events=events)
 
 
-def describe_rows(
-    live: list[Any], released: Released, ledger: Ledger
-) -> tuple[Finding, tuple[Holding, ...]]:
+def describe_rows(live: list[Any], released: Released, ledger: Ledger) -> Told:
     """The finding about requests that still hold a row although the server is idle."""
     holdings = tuple(
         Holding(
@@ -79,12 +78,12 @@ def describe_rows(
         got=f"rows of these requests: {', '.join(str(r.rid) for r in live[:NAMED])}",
         cause=cause_of_row(first, released),
     )
-    return finding, holdings
+    return finding, Evidence(holdings=holdings)
 
 
 def describe_lost_rows(
     lost: Sequence[int], again: Sequence[int], holders: Holders, ledger: Ledger
-) -> tuple[Finding, tuple[Holding, ...]]:
+) -> Told:
     """The finding about rows that nobody holds and that are not free, or that are free twice."""
     kind, rows = ("row-repeated", again) if again else ("row", lost)
     holdings = []
@@ -114,7 +113,7 @@ def describe_lost_rows(
         got=f"row{'s' * (count != 1)} {', '.join(map(str, rows[:NAMED]))}",
         cause=cause,
     )
-    return finding, tuple(holdings)
+    return finding, Evidence(holdings=tuple(holdings))
 
 
 def describe_miscounted(view: View, ledger: Ledger, idle: bool) -> Finding:
@@ -135,9 +134,7 @@ def describe_miscounted(view: View, ledger: Ledger, idle: bool) -> Finding:
     )
 
 
-def describe_locked(
-    view: View, pages: Pages, released: Released, ledger: Ledger
-) -> tuple[Finding, tuple[Holding, ...]]:
+def describe_locked(view: View, pages: Pages, released: Released, ledger: Ledger) -> Told:
     """The finding about nodes that are locked on an idle server. pages: of the full pool."""
     tokens = view.sizes.protected if view.sizes is not None else 0
     holdings = tuple(_by_owner("full", pages, "locked", set(), released, ledger)[:NAMED])
@@ -158,21 +155,17 @@ def describe_locked(
         cause="a request ended without giving its lock back (dec_lock_ref), or a lock was taken "
         "twice; which request is not known. These pages can never be evicted",
     )
-    return finding, holdings
+    return finding, Evidence(holdings=holdings)
 
 
 def _finding(
     kind: str, ledger: Ledger, idle: bool, what: str, request: str, **words: Any
 ) -> Finding:
     record = KINDS["pool-leak"][kind]
-    return Finding(
-        check="pool-leak",
-        kind=record.name,
+    return record.finding(
         site="scheduler.on_idle" if idle else "scheduler.process_result",
         headline=f"g4debug: pool-leak {'at idle' if idle else 'while busy'}: {what}",
         location=Location(process="scheduler", step=ledger.recorder.step, request=request),
-        reference=record.reference,
-        next_command=record.command,
         **words,
     )
 

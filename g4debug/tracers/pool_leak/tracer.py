@@ -26,7 +26,6 @@ from typing import Any
 
 import numpy as np
 
-from g4debug.findings.record import Evidence
 from g4debug.hooking import req_kv
 from g4debug.hooking.idle_work import IdleWork, State
 from g4debug.hooking.resolved import server_argument
@@ -165,12 +164,13 @@ class PoolLeakTracer:
             self._judge_sizes(view, live, idle)
 
     def _judge_rows(self, rows: Rows, live: list[Any], idle: bool) -> None:
-        if idle and live:
-            self._report_rows(live)
+        # On an idle server no request may hold a row: its pages look owned, but are lost.
+        if idle and live and self._is_new(("row", req_kv.row(r)) for r in live):
+            self.context.trap.report(*describe_rows(live, self.released, self.ledger))
         lost = rows.unknown if idle and not live else ()
         if (lost or rows.again) and self._is_new(("row", r) for r in (*lost, *rows.again)):
-            found = describe_lost_rows(lost, rows.again, self._of(self._scheduler), self.ledger)
-            self.context.trap.report(found[0], Evidence(holdings=found[1]))
+            holders = self._of(self._scheduler)
+            self.context.trap.report(*describe_lost_rows(lost, rows.again, holders, self.ledger))
 
     def _judge_sizes(self, view: View, live: list[Any], idle: bool) -> None:
         """Judge the prefix cache's own figures of its size, by which SGLang admits requests."""
@@ -178,7 +178,7 @@ class PoolLeakTracer:
         if sizes is None:
             return
         if sum(sizes) != view.cached and self._is_new([(f"size {view.name}", 0)]):
-            self.context.trap.report(describe_miscounted(view, self.ledger, idle), Evidence())
+            self.context.trap.report(describe_miscounted(view, self.ledger, idle))
         # A session locks what it reads, and it has no request between its turns.
         sessions = has_sessions(self._scheduler.tree_cache)
         if idle and sizes.protected and not live and not sessions:
@@ -187,8 +187,7 @@ class PoolLeakTracer:
             slots = cache_tree.locked(tree, view.name)
             pages = np.unique(slots // size)
             if self._is_new((f"lock {view.name}", int(page)) for page in pages):
-                found = describe_locked(view, pages, self.released, self.ledger)
-                self.context.trap.report(found[0], Evidence(holdings=found[1]))
+                self.context.trap.report(*describe_locked(view, pages, self.released, self.ledger))
 
     def _state_of(self, scheduler: Any) -> State:
         """The state that must not change while a look goes on."""
@@ -208,15 +207,9 @@ class PoolLeakTracer:
 
     def _report(self, pool: str, census: Census, live: list[Any], idle: bool) -> None:
         if self._is_new((pool, int(p)) for pages in census.wrong().values() for p in pages):
-            found = describe(pool, census, live, self.released, self.ledger, idle)
-            finding, holdings, events = found
-            self.context.trap.report(finding, Evidence(holdings=holdings, events=events))
-
-    def _report_rows(self, live: list[Any]) -> None:
-        """On an idle server no request may hold a row: its pages look owned, but are lost."""
-        if self._is_new(("row", req_kv.row(r)) for r in live):
-            finding, holdings = describe_rows(live, self.released, self.ledger)
-            self.context.trap.report(finding, Evidence(holdings=holdings))
+            self.context.trap.report(
+                *describe(pool, census, live, self.released, self.ledger, idle)
+            )
 
     def _is_new(self, found: Iterable[tuple[str, int]]) -> bool:
         """True if some of it was not reported before."""
@@ -257,14 +250,10 @@ def _unusable(scheduler: Any) -> str:
     return why
 
 
-def install(context: Context) -> None:
-    PoolLeakTracer(context).install()
-
-
 TRACER = Tracer(
     id="pool-leak",
     title="every KV page is free, cached, or owned by a live request",
-    install=install,
+    install=lambda context: PoolLeakTracer(context).install(),
     ledger=True,
     without_ledger="whose pages they are is not known",
 )

@@ -13,14 +13,11 @@ from typing import Any
 
 import torch
 
-from g4debug.dumps import reading
 from g4debug.ledger.hooks import LedgerHooks
 from g4debug.settings import Settings
 from g4debug.tracers.base import CanaryError, Context
+from g4debug.tracers.canary import PAGE_SIZE, allocator, found, sound, take
 from g4debug.tracers.prefix_cache.tracer import PrefixCacheTracer
-from g4debug.trapping.trap import TrapError
-
-PAGES, PAGE_SIZE = 9, 64
 
 
 class RadixCache(SimpleNamespace):
@@ -34,38 +31,24 @@ def fire(folder: Path, device: torch.device) -> str:
     )
     ledger, hooks = tracer.ledger, LedgerHooks(tracer.ledger)
     ledger.listen(tracer.listen)
-    pool = SimpleNamespace(
-        page_size=PAGE_SIZE,
-        size=(PAGES - 1) * PAGE_SIZE,
-        device=device,
-        free_pages=torch.arange(1, PAGES, device=device),
-        is_not_in_free_group=True,
-    )
+    pool = allocator(device)
     hooks.attach(pool)
     tree = RadixCache(page_size=PAGE_SIZE, token_to_kv_pool_allocator=pool)
     key = SimpleNamespace(
         token_ids=list(range(2 * PAGE_SIZE)), is_bigram=False, extra_key=None, cache_salt=None
     )
-    pool.free_pages = pool.free_pages[2:]
-    slots = torch.arange(PAGE_SIZE, 3 * PAGE_SIZE, device=device)
+    slots = take(pool, 2)
     hooks.allocs.after_alloc(slots, pool, 2 * PAGE_SIZE)
-    try:
+    with sound("a sound prefix cache"):
         tracer.before_insert(tree, SimpleNamespace(key=key, value=slots))
         _match(tracer, tree, key, slots)
-    except TrapError as e:
-        raise CanaryError(f"a sound prefix cache was reported: {e.finding.headline}") from e
     if ledger.broken:
         raise CanaryError(f"the page ledger gave up: {ledger.broken}")
-    try:
-        _match(tracer, tree, key, torch.cat((slots[PAGE_SIZE:], slots[:PAGE_SIZE])))
-    except TrapError as e:
-        if e.path is None:
-            raise CanaryError(f"it was found, but not dumped: {e.problem}") from e
-        found = reading.read(e.path).finding
-        if found.kind != "wrong-page" or found.location.column != 0:
-            raise CanaryError(f"it was found, but told wrong: {found.headline}") from e
-        return "told two pages that were exchanged; dump read back"
-    raise CanaryError("pages were exchanged, but that was not found")
+    wrong = torch.cat((slots[PAGE_SIZE:], slots[:PAGE_SIZE]))
+    finding = found(lambda: _match(tracer, tree, key, wrong), "an exchange of pages").finding
+    if finding.kind != "wrong-page" or finding.location.column != 0:
+        raise CanaryError(f"it was found, but told wrong: {finding.headline}")
+    return "told two pages that were exchanged; dump read back"
 
 
 def _match(tracer: PrefixCacheTracer, tree: Any, key: Any, slots: torch.Tensor) -> None:

@@ -58,9 +58,7 @@ def describe(case: Case) -> tuple[Finding, tuple[PageEvent, ...]]:
     if page < 0 and case.violation.got:
         what = f"{record.what}: {case.violation.got}" if out else f"{case.who} {record.what}"
     step = ledger.transport.step
-    finding = Finding(
-        check="prefix-cache",
-        kind=record.name,
+    finding = record.finding(
         site="cache.match" if out else case.site,
         headline=f"g4debug: prefix-cache: {what}{where}",
         location=Location(
@@ -74,8 +72,6 @@ def describe(case: Case) -> tuple[Finding, tuple[PageEvent, ...]]:
         owner=_owner(case),
         history=short(events),
         cause=_cause(case, events),
-        reference=record.reference,
-        next_command=record.command,
     )
     return finding, events
 

@@ -419,14 +419,10 @@ def _was_retracted(request: Any) -> bool:
     return bool(getattr(request, "retraction_count", 0))
 
 
-def install(context: Context) -> None:
-    PrefixCacheTracer(context).install()
-
-
 TRACER = Tracer(
     id="prefix-cache",
     title="a node's pages are those that were handed over for its tokens",
-    install=install,
+    install=lambda context: PrefixCacheTracer(context).install(),
     ledger=True,
     without_ledger="not whether a page that is handed over is free or somebody else's",
     young=True,

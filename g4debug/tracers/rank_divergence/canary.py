@@ -13,16 +13,16 @@ from typing import Any
 
 import torch
 
-from g4debug.dumps import reading
 from g4debug.findings.launch_memory import LaunchMemory
 from g4debug.findings.peer_ranks import PeerRanks
 from g4debug.findings.steps import Recorder
 from g4debug.hooking.hooks import Hooks
 from g4debug.settings import Settings
 from g4debug.tracers.base import CanaryError, Context
+from g4debug.tracers.canary import found, sound
 from g4debug.tracers.rank_divergence.tracer import RankDivergence
 from g4debug.trapping.describe import Describer
-from g4debug.trapping.trap import Trap, TrapError
+from g4debug.trapping.trap import Trap
 
 
 class Rank:
@@ -80,22 +80,14 @@ def fire(folder: Path, device: torch.device) -> str:
     """
     first, second, others = pair(Settings(debug=True, debug_dir=folder))
     try:
-        try:
+        with sound("a step that is the same on both ranks"):
             for number in (1, 2, 3):
                 first.step(number, ("a", "b"))
                 second.step(number, ("a", "b"))
-        except TrapError as e:
-            raise CanaryError("ranks that did the same were reported") from e
         first.step(4, ("a", "b"))
-        try:
-            second.step(4, ("b", "a"))
-        except TrapError as e:
-            if e.path is None:
-                raise CanaryError(f"it was found, but not dumped: {e.problem}") from e
-            finding = reading.read(e.path).finding
-            if "another order" not in finding.cause:
-                raise CanaryError(f"the cause is {finding.cause!r}") from e
-            return "found the rank with another order of requests; dump read back"
-        raise CanaryError("two ranks differed, but it was not found")
+        finding = found(lambda: second.step(4, ("b", "a")), "a rank with another order").finding
+        if "another order" not in finding.cause:
+            raise CanaryError(f"the cause is {finding.cause!r}")
+        return "found the rank with another order of requests; dump read back"
     finally:
         others.close()

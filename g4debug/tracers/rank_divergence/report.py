@@ -29,9 +29,7 @@ def describe(
     got = f"{me}: {first.name} {mine}\n{other.name}: {first.name} {others}"
     if found[1:]:
         got += f"\nalso different: {', '.join(d.name for d in found[1:])}"
-    return Finding(
-        check=CHECK,
-        kind=RANKS_DIFFER.name,
+    return RANKS_DIFFER.finding(
         site="scheduler.run_batch",
         headline=f"g4debug: {CHECK} in step {step}: {me} and {other.name} differ in "
         f"{first.name}: {_short(mine, 60)} and {_short(others, 60)}",
@@ -39,7 +37,6 @@ def describe(
         expected="the same on all ranks that serve this batch",
         got=got,
         cause=cause_of(me, other.name, found),
-        reference=RANKS_DIFFER.reference,
     )
 
 

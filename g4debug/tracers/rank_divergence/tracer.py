@@ -170,13 +170,9 @@ class RankDivergence:
         return table if on_host else None
 
 
-def install(context: Context) -> None:
-    RankDivergence(context).install()
-
-
 TRACER = Tracer(
     id="rank-divergence",
     title="the tensor-parallel ranks of a batch do the same in each step",
-    install=install,
+    install=lambda context: RankDivergence(context).install(),
     opt_in=True,
 )

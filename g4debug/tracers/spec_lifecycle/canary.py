@@ -13,18 +13,17 @@ from typing import Any
 
 import torch
 
-from g4debug.dumps import reading
 from g4debug.faults import verify_input_left
 from g4debug.faults.base import Injection
-from g4debug.faults.grammar import Chain, parse
+from g4debug.findings.record import TrapRecord
 from g4debug.hooking.older import older_module
 from g4debug.settings import Settings
 from g4debug.tracers.base import CanaryError, Context
+from g4debug.tracers.canary import found, must_have_fired, once, sound
 from g4debug.tracers.spec_lifecycle.rehearsal import Classes, Rehearsal
 from g4debug.tracers.spec_lifecycle.tracer import SpecLifecycle
-from g4debug.trapping.trap import TrapError
 
-FAULT = verify_input_left.FAULT.id
+FAULT = verify_input_left.FAULT
 LENGTHS = (130, 1, 512)
 ACCEPTED = (1, 4, 2)  # accepted tokens of each request, including the bonus token
 
@@ -41,12 +40,6 @@ def fire(folder: Path, device: torch.device) -> str:
     if older is None:
         raise CanaryError(why)
     return str(older.fire(folder, device)) + (f", because {why}" if why else "")
-
-
-def injection() -> Injection:
-    """The fault, to be fired once."""
-    fault = verify_input_left.FAULT
-    return Injection(fault, Chain(parse(f"{FAULT}=1*on").chains[FAULT], 0, FAULT), 0)
 
 
 def rehearse(folder: Path, classes: Classes, device: torch.device) -> str:
@@ -76,30 +69,25 @@ def rehearse(folder: Path, classes: Classes, device: torch.device) -> str:
     batch = rehearsal.batch(
         *(rehearsal.request(f"canary-{i}", i + 1, n) for i, n in enumerate(LENGTHS))
     )
-    try:
+    with sound("a sound step"):
         recorder.count()
         rehearsal.prefill(batch)
         for _ in range(2):
             recorder.count()
             rehearsal.process(*rehearsal.run(batch, ACCEPTED))
-    except TrapError as e:
-        raise CanaryError(f"a sound step was reported as broken: {e.finding.headline}") from e
-    left.append(injection())
+    left.append(once(FAULT))
     recorder.count()
-    try:
+
+    def wrong_step() -> None:
         rehearsal.run(batch, ACCEPTED)
-    except TrapError as e:
-        return read_back(e, "run-batch") + ", of a step of speculative decoding v2"
-    if not left[0].schedule:
-        raise CanaryError(f"the fault {FAULT} did not fire")
-    raise CanaryError(f"the fault {FAULT} was not found")
+        must_have_fired(left[0])
+
+    record = found(wrong_step, f"the fault {FAULT.id}")
+    return read_back(record, "run-batch") + ", of a step of speculative decoding v2"
 
 
-def read_back(error: TrapError, where: str) -> str:
+def read_back(record: TrapRecord, where: str) -> str:
     """Compare the finding and its dump with what was done. where: the last hand-over's name."""
-    if error.path is None:
-        raise CanaryError(f"it was found, but not dumped: {error.problem}")
-    record = reading.read(error.path)
     if record.finding.kind != "verify-input-left":
         raise CanaryError(f"something else was found: {record.finding.headline}")
     last = record.transitions[-1] if record.transitions else None

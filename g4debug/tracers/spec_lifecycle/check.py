@@ -100,14 +100,20 @@ def check_counts(
     if expected == got or list(expected) == list(got):
         return None
     if len(expected) != len(got):
-        return Violation(
-            kind, f"{what} of {len(expected)} requests", f"{what} of {len(got)} requests", what=what
-        )
+        return _other_number(kind, what, what, expected, got)
     row = next(i for i, (a, b) in enumerate(zip(expected, got, strict=True)) if a != b)
     off = got[row] - expected[row]
     return Violation(
         kind, f"{what} = {expected[row]}", f"{what} = {got[row]} ({off:+d})", row, what, off
     )
+
+
+def _other_number(
+    kind: str, what: str, words: str, expected: Sequence[int], got: Sequence[int], off: int = 0
+) -> Violation:
+    """The violation of a list that has not one number for each request. words: what it has."""
+    wanted, found = (f"{words} of {len(numbers)} requests" for numbers in (expected, got))
+    return Violation(kind, wanted, found, what=what, off=off)
 
 
 def check_bound(what: str, bounds: Sequence[int], got: Sequence[int]) -> Violation | None:
@@ -147,13 +153,8 @@ def check_same_rows(rows: Sequence[int], indices: Sequence[int]) -> Violation | 
     if rows == indices:
         return None
     if len(rows) != len(indices):
-        return Violation(
-            "future-row",
-            f"future_indices of {len(rows)} requests",
-            f"future_indices of {len(indices)} requests",
-            what="future_indices",
-            off=len(indices) - len(rows),
-        )
+        name, off = "future_indices", len(indices) - len(rows)
+        return _other_number("future-row", name, name, rows, indices, off)
     row = next((i for i, (a, b) in enumerate(zip(rows, indices, strict=True)) if a != b), -1)
     if row < 0:
         return None
@@ -343,12 +344,7 @@ def check_bonus(
     if expected == got:
         return None
     if len(expected) != len(got):
-        return Violation(
-            "bonus-token",
-            f"bonus tokens of {len(expected)} requests",
-            f"bonus tokens of {len(got)} requests",
-            what="bonus_tokens",
-        )
+        return _other_number("bonus-token", "bonus_tokens", "bonus tokens", expected, got)
     for i, (want, have) in enumerate(zip(expected, got, strict=True)):
         if want == have:
             continue

@@ -34,7 +34,9 @@ class ShownPool:
         """Before each forward, and each capture of a CUDA graph."""
         runner, shown = hybrid.model_runner, getattr(hybrid, POOL, None)
         own = getattr(runner, POOL, None)
-        if shown is None or shown is own or not _reads_target_kv(runner):
+        draft = getattr(runner, "is_draft_worker", False)
+        reads = draft and speculation.draft_reads_target_kv(runner)
+        if shown is None or shown is own or not reads:
             return  # no view is in force
         batch = argument(args, kwargs, 0, "forward_batch")
         inner = hybrid._select_backend(batch.forward_mode)
@@ -49,8 +51,3 @@ class ShownPool:
             got=getattr(pool, "size", None),
         )
         self.log.judge("attn.hybrid_metadata", None, violation)
-
-
-def _reads_target_kv(runner: Any) -> bool:
-    draft = getattr(runner, "is_draft_worker", False)
-    return bool(draft and speculation.draft_reads_target_kv(runner))

@@ -95,29 +95,35 @@ class PendingStep:
     def rids(self) -> list[str]:
         return [str(r.rid) for r in self.requests]
 
+    @property
+    def judged(self) -> Rows:
+        """The batch of the step, with the requests that go on now."""
+        return Rows(self.rids, live_rows(self.requests))
+
+    @property
+    def verify(self) -> Verify:
+        return Verify(self.width, self.depth, self.chain, self.simulated, self.local)
+
     def check_result(self, accepted: Sequence[int]) -> Violation | None:
         """Hold the step against SGLang's books, which are as of its beginning.
 
         accepted: the accept length of each request, the bonus token included. A request that
         finished or was retracted since then is not judged.
         """
-        values = self.copies.get()
-        if values is None:
-            values = {}
+        values = self.copies.get() or {}
         if len(accepted) != len(self.requests):
             return check_accepted([n - 1 for n in accepted], len(self.requests), self.depth - 1)
         violation = self._check_shapes(values)
         if violation is not None:
             return violation
-        live = live_rows(self.requests)
+        rows, verify = self.judged, self.verify
+        live = rows.live
         every = len(live) == len(self.requests)
 
         def some(numbers: Sequence[Any]) -> Sequence[Any]:
             return numbers if every else [numbers[i] for i in live]
 
         requests = some(self.requests)
-        rows = Rows(self.rids, live)
-        verify = Verify(self.width, self.depth, self.chain, self.simulated, self.local)
         inputs = {k: some(values[k]) for k in (INDICES, LENS, BONUS) if k in values}
         impossible = check_accepted([n - 1 for n in some(accepted)], len(live), self.depth - 1)
         violation = at_rows(self._check_inputs(inputs, some, requests), live)
@@ -132,25 +138,21 @@ class PendingStep:
 
     def check_fed(self) -> Violation | None:
         """Check the target's input, as far as its values are on the host by now."""
-        verify = Verify(self.width, self.depth, self.chain, self.simulated, self.local)
-        rows = Rows(self.rids, live_rows(self.requests))
-        return check_verify_input(rows, verify, self.copies.get() or {})
+        return check_verify_input(self.judged, self.verify, self.copies.get() or {})
 
     def check_verified(self) -> Violation | None:
         """A length that no verify can accept ends the process where the draft selects by it."""
         values = self.copies.get() or {}
         if all(0 < n <= self.depth for n in values.get(h.RESULT_LENS.key, ())):
             return None
-        verify = Verify(self.width, self.depth, self.chain, self.simulated, self.local)
-        return check_verify_result(Rows(self.rids, live_rows(self.requests)), verify, values)
+        return check_verify_result(self.judged, self.verify, values)
 
     def check_kept(self, kept: Sequence[Sequence[int]]) -> Violation | None:
         """Each request is given the first of the tokens that the host got for it."""
         tokens, width = self.tokens, self.width
         if tokens is None or len(tokens) != width * len(kept):
             return None
-        rows = Rows(self.rids, live_rows(self.requests))
-        given = list(tokens)
+        rows, given = self.judged, list(tokens)
         for row in rows.live:
             part = kept[row]
             if len(part) <= width:

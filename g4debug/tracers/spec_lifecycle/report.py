@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 from g4debug.findings.kinds import KINDS, LAUNCH, FindingKind
 from g4debug.findings.record import Finding, Location
 from g4debug.findings.steps import Recorder
@@ -36,14 +34,11 @@ def describe(violation: Violation, at: HandOver, recorder: Recorder) -> Finding:
     record = KINDS["spec-lifecycle"][violation.kind]
     fix, command = _explain(record)
     about = f" for request {rid} (row {violation.row})" if rid else ""
-    return Finding(
-        check="spec-lifecycle",
-        kind=record.name,
+    return record.finding(
         site=at.site,
         headline=f"g4debug: spec-lifecycle in {at.label}: {_says(record, violation, about)}",
         location=Location(
             process="scheduler",
-            pid=os.getpid(),
             rank=recorder.rank,
             step=at.step or recorder.step,
             forward_mode=mode,

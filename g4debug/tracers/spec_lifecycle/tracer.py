@@ -47,15 +47,8 @@ from g4debug.tracers.spec_lifecycle.forward_inputs import ForwardInputs
 from g4debug.tracers.spec_lifecycle.future_rows import LENGTHS, SEED, FutureRows, live_rows
 from g4debug.tracers.spec_lifecycle.hidden_states import Custody, Mark, digest
 from g4debug.tracers.spec_lifecycle.log import Accepted, SpecLog
-from g4debug.tracers.spec_lifecycle.pending_steps import (
-    PendingStep,
-    PendingSteps,
-)
-from g4debug.tracers.spec_lifecycle.spec_info import (
-    check_fields,
-    check_verify_input,
-    state_of,
-)
+from g4debug.tracers.spec_lifecycle.pending_steps import Books, PendingStep, PendingSteps, committed
+from g4debug.tracers.spec_lifecycle.spec_info import check_fields, check_verify_input, state_of
 from g4debug.tracers.spec_lifecycle.token_commit import Committing
 
 # Values that were read on GPUs, too, in all releases in which this tracer was run there.
@@ -68,6 +61,7 @@ ON_GPU = (
 OPTIONAL = ("result.resolve", "verify.sample", "verify.kernel", "draft.tree")
 Hook = Callable[..., Any]
 Hooked = tuple[str, Hook | None, Hook | None]
+ANOTHER_OBJECT = Violation("wrong-type", "the draft-input that this step made", "another object")
 
 
 class SpecLifecycle:
@@ -259,12 +253,7 @@ class SpecLifecycle:
         if stale is None or hidden is None or hidden.shape[0] != len(batch.reqs):
             return stale
         read = {h.HIDDEN.key: digest(hidden).tolist()}
-        found = self._check_last(batch, stale.kind, h.LEFT_HIDDEN, h.HIDDEN, read)
-        if found is None:
-            return stale
-        whose = f"that of {found.whose}" if found.whose else "nobody's of this batch"
-        got = f"{stale.got}, in which row {found.row} is {whose}"
-        return replace(stale, row=found.row, got=got, whose=found.whose)
+        return _in_row(stale, self._check_last(batch, stale.kind, h.LEFT_HIDDEN, h.HIDDEN, read))
 
     def before_gather(self, future_map: Any, batch: Any) -> None:
         if not decodes(batch):
@@ -373,9 +362,8 @@ class SpecLifecycle:
         given = [] if bonus.is_cuda else bonus.tolist()
         if not any(map(sampled_tokens.no_token, step.requests, given)):
             return None
-        rows, left = Rows(step.rids, live_rows(step.requests)), step.left(h.LEFT_BONUS)
-        read = {h.BONUS.key: given}
-        return check_from_last(rows, "bonus-token", h.LEFT_BONUS, h.BONUS, left, read)
+        left, read = step.left(h.LEFT_BONUS), {h.BONUS.key: given}
+        return check_from_last(step.judged, "bonus-token", h.LEFT_BONUS, h.BONUS, left, read)
 
     def _digest(self, hidden: Any) -> Any:
         return None if hidden is None or not self._by_value else digest(hidden)
@@ -591,14 +579,8 @@ class SpecLifecycle:
         made = (step.copies.get() or {}).get(h.LEFT_HIDDEN.key)
         if made is None:
             return stale
-        rows = Rows(step.rids, live_rows(step.requests))
         taken = (h.LEFT_HIDDEN, digest(spec.hidden_states).tolist())
-        found = rows.check(stale.kind, (h.LEFT_HIDDEN, made), taken)
-        if found is None:
-            return stale
-        whose = f"that of {found.whose}" if found.whose else "nobody's of this batch"
-        got = f"{stale.got}, in which row {found.row} is {whose}"
-        return replace(stale, row=found.row, got=got, whose=found.whose)
+        return _in_row(stale, step.judged.check(stale.kind, (h.LEFT_HIDDEN, made), taken))
 
     def _check_next(self, step: PendingStep, spec: Any) -> Violation | None:
         """The next step's draft input must have a row for each request."""
@@ -658,14 +640,7 @@ class SpecLifecycle:
         if step is None:
             return result
         spec = batch.spec_info
-        made = self._made() if self._made is not None else None
-        violation = check_state(state_of(spec), type(spec).__name__, (DRAFT,))
-        if violation is None and made is not None and spec is not made:
-            violation = Violation(
-                "wrong-type", "the draft-input that this step made", "another object"
-            )
-        if violation is None:
-            violation = self.custody.check_held(spec)
+        violation = self._check_on_batch(spec)
         if violation is None and step.overlap:
             if not step.stashed:
                 violation = Violation(
@@ -683,6 +658,14 @@ class SpecLifecycle:
                 )
         self._judge_step("scheduler.run_batch", step, violation, batch)
         return result
+
+    def _check_on_batch(self, spec: Any) -> Violation | None:
+        """After a step the batch has the draft input that this step's forward made, as it was."""
+        made = self._made() if self._made is not None else None
+        violation = check_state(state_of(spec), type(spec).__name__, (DRAFT,))
+        if violation is None and made is not None and spec is not made:
+            return ANOTHER_OBJECT
+        return violation or self.custody.check_held(spec)
 
     # Where the host learns what was accepted.
 
@@ -731,21 +714,19 @@ class SpecLifecycle:
             return result
         depth, width = self._ahead
         # With overlap, one verify is under way of which the host does not know the accept lengths.
-        ahead = width + depth if batch.enable_overlap else width
-        live = live_rows(batch.reqs)
-        reqs = [batch.reqs[i] for i in live]
+        self._judge_room(batch, width + depth if batch.enable_overlap else width, committed)
+        return result
+
+    def _judge_room(self, batch: Any, ahead: int, books: Books) -> None:
+        """Requests have room for ``ahead`` tokens more than ``books`` says is committed."""
+        live, requests = running(batch)
         violation = check_allocated(
-            [n + ahead for n in req_kv.column(reqs, req_kv.COMMITTED)],
-            req_kv.column(reqs, req_kv.ALLOCATED),
+            [n + ahead for n in books(requests)],
+            req_kv.column(requests, req_kv.ALLOCATED),
             f"{ahead} more than is committed",
         )
-        self.log.judge(
-            "batch.prepare_for_decode",
-            batch,
-            at_rows(violation, live),
-            step=self.context.recorder.event_step,
-        )
-        return result
+        step = self.context.recorder.event_step
+        self.log.judge("batch.prepare_for_decode", batch, at_rows(violation, live), step=step)
 
     def _judge_step(
         self, site: str, step: PendingStep, violation: Violation | None, batch: Any = None
@@ -763,8 +744,7 @@ def no_draft() -> str:
 
 def nothing_to_check() -> str:
     """Why this tracer is off on a server with an unknown worker, or one that does not generate."""
-    workers = " or ".join(adapter.name for adapter in speculation.adapters())
-    return f"this server does not run {workers}, so there is nothing to check"
+    return f"{no_draft()}, so there is nothing to check"
 
 
 def unknown(server_args: Any) -> list[str]:
@@ -816,6 +796,15 @@ def running(batch: Any) -> tuple[list[int], list[Any]]:
     """
     live = live_rows(batch.reqs)
     return live, [batch.reqs[i] for i in live]
+
+
+def _in_row(stale: Violation, found: Violation | None) -> Violation:
+    """A finding about hidden states, with the row in which ``found`` says they are another's."""
+    if found is None:
+        return stale
+    whose = f"that of {found.whose}" if found.whose else "nobody's of this batch"
+    got = f"{stale.got}, in which row {found.row} is {whose}"
+    return replace(stale, row=found.row, got=got, whose=found.whose)
 
 
 def _relayed(future_map: Any) -> Any:

@@ -25,7 +25,7 @@ from g4debug.tracers.flight_recorder import canary
 from g4debug.tracers.flight_recorder import progress as progress_module
 from g4debug.tracers.flight_recorder import report as finding
 from g4debug.tracers.flight_recorder.progress import Progress
-from g4debug.tracers.flight_recorder.tracer import LOOP, FlightRecorder, install
+from g4debug.tracers.flight_recorder.tracer import LOOP, TRACER, FlightRecorder
 from g4debug.trapping.describe import Describer
 from g4debug.trapping.trap import Trap, TrapError
 
@@ -76,7 +76,7 @@ def dumps(context: Context):
 
 def test_an_exception_goes_on_as_it_was_and_leaves_a_dump(make, caplog):
     context = make()
-    install(context)
+    TRACER.install(context)
     context.recorder.begin_step(batch("a"))
     context.recorder.begin_step(batch("b", "c", mode="EXTEND"))
     error = ValueError("bad thing\nsecond line")
@@ -108,7 +108,7 @@ def test_an_exception_goes_on_as_it_was_and_leaves_a_dump(make, caplog):
 )
 def test_a_cuda_error_says_that_the_place_is_not_the_cause(make, settings, command):
     context = make(**settings)
-    install(context)
+    TRACER.install(context)
     context.recorder.begin_step(batch("a"))
     end(context, RuntimeError(ILLEGAL))
     (record,) = dumps(context)
@@ -144,7 +144,7 @@ def test_what_a_cuda_error_is(text, cuda):
 
 def test_a_cuda_error_behind_another_exception_is_one(make):
     context = make()
-    install(context)
+    TRACER.install(context)
     error = ValueError("Capture CUDA graph failed")
     error.__cause__ = RuntimeError(ILLEGAL)
     end(context, error)
@@ -155,7 +155,7 @@ def test_a_cuda_error_behind_another_exception_is_one(make):
 def test_a_finding_of_a_tracer_has_its_own_dump_only(make):
     """Also if the tracer reports instead of the exception, and if SGLang wrapped the report."""
     context = make()
-    install(context)
+    TRACER.install(context)
     found = Finding("page-table", "k", "s", "g4debug: found", Location(), "e", "g")
 
     def report() -> None:
@@ -194,7 +194,7 @@ def test_a_rank_that_dies_because_another_one_is_gone_says_so(make, ranks):
     others, stops = ranks
     context = make()
     context.trap.others = others
-    install(context)
+    TRACER.install(context)
     stops()
     error = RuntimeError("Connection closed by peer")
     assert end(context, error) is error
@@ -227,7 +227,7 @@ def test_a_crash_is_told_to_the_other_ranks(make, ranks):
     others, _ = ranks
     context = make()
     context.trap.others = others
-    install(context)
+    TRACER.install(context)
     end(context, RuntimeError(ILLEGAL))
     stop = others.memory.seat(others.memory.mine).stop
     assert (stop.check, stop.kind) == ("flight-recorder", "cuda-error")
@@ -254,7 +254,7 @@ def test_a_finding_is_told_in_raise_mode_only(make, ranks):
 
 def test_a_finding_that_was_let_pass_is_the_first_suspect(make):
     context = make(mode="log", max_dumps=1)
-    install(context)
+    TRACER.install(context)
     found = Finding("page-table", "k", "s", "g4debug: page 99", Location(), "e", "g")
     context.trap.report(found)
     end(context, RuntimeError(ILLEGAL))
@@ -267,7 +267,7 @@ def test_a_finding_that_was_let_pass_is_the_first_suspect(make):
 
 def test_a_budget_of_none_is_none(make, caplog):
     context = make(max_dumps=0)
-    install(context)
+    TRACER.install(context)
     end(context, ValueError("x"))
     assert not context.settings.debug_dir.exists()
     assert "no dump:  G4DEBUG_MAX_DUMPS=0" in caplog.text
@@ -275,7 +275,7 @@ def test_a_budget_of_none_is_none(make, caplog):
 
 def test_its_own_failure_is_told_and_the_exception_goes_on(make, caplog, monkeypatch):
     context = make()
-    install(context)
+    TRACER.install(context)
     monkeypatch.setattr(finding, "of_exception", lambda *a: 1 / 0)
     error = ValueError("the real one")
     assert end(context, error) is error
@@ -284,7 +284,7 @@ def test_its_own_failure_is_told_and_the_exception_goes_on(make, caplog, monkeyp
 
 def test_an_interrupt_is_no_crash(make):
     context = make()
-    install(context)
+    TRACER.install(context)
     end(context, KeyboardInterrupt())
     assert not context.settings.debug_dir.exists()
 

@@ -11,10 +11,10 @@ import torch
 from g4debug.faults import verify_input_left
 from g4debug.faults.base import Injection
 from g4debug.settings import Settings
-from g4debug.tracers.base import CanaryError, Context
+from g4debug.tracers.base import Context
+from g4debug.tracers.canary import found, must_have_fired, once, sound
 from g4debug.tracers.spec_lifecycle.before_0_5_14.tracer import SpecLifecycleV1
-from g4debug.tracers.spec_lifecycle.canary import ACCEPTED, FAULT, LENGTHS, injection, read_back
-from g4debug.trapping.trap import TrapError
+from g4debug.tracers.spec_lifecycle.canary import ACCEPTED, FAULT, LENGTHS, read_back
 
 STEPS, HIDDEN = 3, 8
 
@@ -39,17 +39,16 @@ def fire(folder: Path, device: torch.device) -> str:
     settings = Settings(debug=True, debug_dir=folder)
     tracer = SpecLifecycleV1(Context.alone("spec-lifecycle", settings))
     batch = _batch(device)
-    for _ in range(2):
-        error = _step(tracer, batch, device, None)
-        if error is not None:
-            raise CanaryError(f"a sound step was reported as broken: {error.finding.headline}")
-    fault = injection()
-    error = _step(tracer, batch, device, fault)
-    if not fault.schedule:
-        raise CanaryError(f"the fault {FAULT} did not fire")
-    if error is None:
-        raise CanaryError(f"the fault {FAULT} was not found")
-    return read_back(error, "end")
+    with sound("a sound step"):
+        for _ in range(2):
+            _step(tracer, batch, device, None)
+    fault = once(FAULT)
+
+    def wrong_step() -> None:
+        _step(tracer, batch, device, fault)
+        must_have_fired(fault)
+
+    return read_back(found(wrong_step, f"the fault {FAULT.id}"), "end")
 
 
 def _batch(device: torch.device) -> Any:
@@ -89,47 +88,43 @@ def _draft_input(device: torch.device) -> Any:
 
 def _step(
     tracer: SpecLifecycleV1, batch: Any, device: torch.device, injection: Injection | None
-) -> TrapError | None:
+) -> None:
     """One decode step: the hand-overs, and the changes by SGLang's worker in between."""
     worker = SimpleNamespace(topk=1, speculative_num_steps=STEPS)
     n, tokens = len(LENGTHS), sum(ACCEPTED)
-    try:
-        tracer.before_draft(worker, batch)
-        verify_input = FrozenKVMTPVerifyInput(
-            draft_token=torch.zeros(n * (STEPS + 1), device=device),
-            positions=torch.zeros(n * (STEPS + 1), device=device),
-            retrieve_index=torch.zeros(n, STEPS + 1, device=device),
-            draft_token_num=STEPS + 1,
-        )
-        tracer.after_draft(verify_input, worker, batch)
-        batch.spec_info = verify_input
-        tracer.before_verify(worker, batch)
-        for request, accepted in zip(batch.reqs, ACCEPTED, strict=True):
-            request.output_ids = request.output_ids + [7] * accepted
-            request.kv_committed_len += accepted
-            request.spec_verify_ct += 1
-        batch.seq_lens += torch.tensor(ACCEPTED, device=device)
-        batch.seq_lens_cpu += torch.tensor(ACCEPTED)
-        extend = FrozenKVMTPDraftExtendInput(
-            num_accept_tokens_cpu=list(ACCEPTED),
-            num_accept_tokens=torch.tensor(ACCEPTED, device=device),
-            input_ids=torch.zeros(tokens, device=device),
-            hidden_states=torch.zeros(tokens, HIDDEN, device=device),
-            seq_lens=batch.seq_lens,
-            seq_lens_cpu=batch.seq_lens_cpu,
-            req_pool_indices=torch.arange(n, device=device),
-        )
-        output = SimpleNamespace(
-            draft_extend_input=extend, num_correct_drafts_per_req_cpu=[a - 1 for a in ACCEPTED]
-        )
-        tracer.after_verify(output, worker, batch)
-        batch.spec_info = extend
-        tracer.before_extend_after_decode(worker, batch)
-        batch.spec_info = _draft_input(device)
-        tracer.after_seed(None, worker, batch)
-        if injection is not None:
-            verify_input_left.leave(batch, verify_input, injection)
-        tracer.after_forward(None, worker, batch)
-    except TrapError as e:
-        return e
-    return None
+    tracer.before_draft(worker, batch)
+    verify_input = FrozenKVMTPVerifyInput(
+        draft_token=torch.zeros(n * (STEPS + 1), device=device),
+        positions=torch.zeros(n * (STEPS + 1), device=device),
+        retrieve_index=torch.zeros(n, STEPS + 1, device=device),
+        draft_token_num=STEPS + 1,
+    )
+    tracer.after_draft(verify_input, worker, batch)
+    batch.spec_info = verify_input
+    tracer.before_verify(worker, batch)
+    for request, accepted in zip(batch.reqs, ACCEPTED, strict=True):
+        request.output_ids = request.output_ids + [7] * accepted
+        request.kv_committed_len += accepted
+        request.spec_verify_ct += 1
+    batch.seq_lens += torch.tensor(ACCEPTED, device=device)
+    batch.seq_lens_cpu += torch.tensor(ACCEPTED)
+    extend = FrozenKVMTPDraftExtendInput(
+        num_accept_tokens_cpu=list(ACCEPTED),
+        num_accept_tokens=torch.tensor(ACCEPTED, device=device),
+        input_ids=torch.zeros(tokens, device=device),
+        hidden_states=torch.zeros(tokens, HIDDEN, device=device),
+        seq_lens=batch.seq_lens,
+        seq_lens_cpu=batch.seq_lens_cpu,
+        req_pool_indices=torch.arange(n, device=device),
+    )
+    output = SimpleNamespace(
+        draft_extend_input=extend, num_correct_drafts_per_req_cpu=[a - 1 for a in ACCEPTED]
+    )
+    tracer.after_verify(output, worker, batch)
+    batch.spec_info = extend
+    tracer.before_extend_after_decode(worker, batch)
+    batch.spec_info = _draft_input(device)
+    tracer.after_seed(None, worker, batch)
+    if injection is not None:
+        verify_input_left.leave(batch, verify_input, injection)
+    tracer.after_forward(None, worker, batch)

@@ -31,7 +31,6 @@ from g4debug.tracers.spec_lifecycle.check import (
     VERIFY,
     Violation,
     at_rows,
-    check_allocated,
     check_bound,
     check_state,
     check_written,
@@ -40,9 +39,15 @@ from g4debug.tracers.spec_lifecycle.copies import Copies
 from g4debug.tracers.spec_lifecycle.future_rows import SEED
 from g4debug.tracers.spec_lifecycle.hidden_states import Custody
 from g4debug.tracers.spec_lifecycle.pending_steps import BONUS, INDICES, LENS, NEW_LENS, PendingStep
-from g4debug.tracers.spec_lifecycle.spec_info import check_fields, check_verify_input, state_of
+from g4debug.tracers.spec_lifecycle.spec_info import check_fields, state_of
 from g4debug.tracers.spec_lifecycle.token_commit import Committing
-from g4debug.tracers.spec_lifecycle.tracer import Hooked, SpecLifecycle, decodes, running
+from g4debug.tracers.spec_lifecycle.tracer import (
+    ANOTHER_OBJECT,
+    Hooked,
+    SpecLifecycle,
+    decodes,
+    running,
+)
 
 FIELDS = ("bonus_tokens", "topk_index", "hidden_states", "new_seq_lens")
 
@@ -127,7 +132,7 @@ class SpecLifecycleOverlapped(SpecLifecycle):
 
     def hooks(self) -> tuple[Hooked, ...]:
         return (
-            ("overlap.resolve", self.before_read, self.after_read),
+            ("overlap.resolve", self.before_read, self.after_gather),
             ("overlap.forward", self.before_step, self.after_step),
             ("overlap.verify", self.before_verify, self.after_verify),
             ("overlap.store", self.before_store, self.after_store),
@@ -159,12 +164,6 @@ class SpecLifecycleOverlapped(SpecLifecycle):
                 violation = Custody.check_relayed(self._relayed, buffer)
         self.log.judge("future.gather", batch, violation)
         self._reads = self.ring.rows(batch.reqs)
-
-    def after_read(self, result: Any, future_map: Any, batch: Any) -> Any:
-        if decodes(batch):
-            self.custody.hold(batch.spec_info)
-            self.log.note("gather", DRAFT, state_of(batch.spec_info), len(batch.reqs))
-        return result
 
     # The worker's step.
 
@@ -202,12 +201,6 @@ class SpecLifecycleOverlapped(SpecLifecycle):
             step.copies.start(LENS, batch.seq_lens)
             step.copies.start(BONUS, spec.bonus_tokens)
         self.log.judge("worker.draft", batch, violation)
-
-    def before_verify(self, worker: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
-        step = self._now
-        if step is not None and step.decode:
-            violation = check_verify_input(batch.spec_info, len(batch.reqs), None)
-            self.log.judge("worker.verify", batch, violation)
 
     def after_verify(self, result: Any, worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
         step = self._now
@@ -261,9 +254,7 @@ class SpecLifecycleOverlapped(SpecLifecycle):
         spec = self._made() if self._made is not None else None
         violation = None
         if result.next_draft_input is not spec:
-            violation = Violation(
-                "wrong-type", "the draft-input that this step made", "another object"
-            )
+            violation = ANOTHER_OBJECT
         elif rows.stop - rows.start != len(step.requests):
             violation = Violation(
                 "future-row",
@@ -287,13 +278,7 @@ class SpecLifecycleOverlapped(SpecLifecycle):
         if step is None:
             return result
         spec = batch.spec_info
-        made = self._made() if self._made is not None else None
-        violation = check_state(state_of(spec), type(spec).__name__, (DRAFT,))
-        if violation is None and made is not None and spec is not made:
-            violation = Violation(
-                "wrong-type", "the draft-input that this step made", "another object"
-            )
-        violation = violation or self.custody.check_held(spec)
+        violation = self._check_on_batch(spec)
         if violation is None and not step.stashed:
             self.ring.lost(step.requests)
             violation = Violation(
@@ -329,21 +314,9 @@ class SpecLifecycleOverlapped(SpecLifecycle):
         if speculation.of(batch) is None:
             return result
         self.claims.prepared(batch.reqs)
-        if self._ahead is None or not self.judging:
-            return result
-        live, requests = running(batch)
-        ahead = sum(self._ahead)  # a verify that is under way, and this one
-        violation = check_allocated(
-            [n + ahead for n in self.claims.books(requests)],
-            req_kv.column(requests, req_kv.ALLOCATED),
-            f"{ahead} more than is committed",
-        )
-        self.log.judge(
-            "batch.prepare_for_decode",
-            batch,
-            at_rows(violation, live),
-            step=self.context.recorder.event_step,
-        )
+        if self._ahead is not None and self.judging:
+            # A verify that is under way, and this one.
+            self._judge_room(batch, sum(self._ahead), self.claims.books)
         return result
 
 
