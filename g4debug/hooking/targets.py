@@ -194,6 +194,8 @@ _PLACES: dict[str, str | Places] = {
     "worker.select_extended": _until("0.5.14", f"{_WORKER}._select_last_extend_hidden"),
     "worker.target_extend": _until("0.5.14", f"{_WORKER}.forward_target_extend"),
     "worker.draft_extend": _since("0.5.14", f"{_DRAFT_V2}._draft_extend_for_decode"),
+    # Takes the tokens of a forward by rows: the first that reads these, without overlap, too.
+    "future.inputs": _since("0.5.14", "managers.scheduler.resolve_forward_inputs"),
     "future.resolve_lens": _since("0.5.14", f"{_FUTURE}.resolve_seq_lens_cpu"),
     "future.gather": _since("0.5.14", f"{_FUTURE}._resolve_spec_extras"),
     "future.publish": _since("0.5.14", f"{_FUTURE}.publish"),

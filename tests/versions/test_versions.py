@@ -117,6 +117,7 @@ UNLIKE = {
     "batch.maybe_evict_swa": "<0.5.14",
     "draft.tree": "<0.5.14",
     "future.gather": ">=0.5.13,<0.5.14",
+    "future.inputs": ">=0.5.13,<0.5.14",
     "future.publish": ">=0.5.13,<0.5.14",
     "future.resolve_lens": ">=0.5.13,<0.5.14",
     "future.stash": ">=0.5.13,<0.5.14",

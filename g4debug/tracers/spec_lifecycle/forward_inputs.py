@@ -94,6 +94,7 @@ class ForwardInputs:
         before, after = self.context.before, self.context.after
         before("scheduler.run_batch", self.before_run_batch)
         after("scheduler.run_batch", self.after_run_batch)
+        before("future.inputs", self.before_inputs)
         before("future.resolve_lens", self.before_resolve_lens)
         before(SITE, self.before_forward)
         after(SITE, self.after_forward)
@@ -118,6 +119,10 @@ class ForwardInputs:
     def before_resolve_lens(self, future_map: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
         if batch is self._batch:
             self._judge_now("future.resolve_lens", {ROWS: batch.req_pool_indices})
+
+    def before_inputs(self, batch: Any, *args: Any, **kwargs: Any) -> None:
+        if batch is self._batch:
+            self._judge_now("future.inputs", {ROWS: batch.req_pool_indices})
 
     def before_forward(self, *args: Any, **kwargs: Any) -> None:
         batch, _ = _given(args, kwargs)

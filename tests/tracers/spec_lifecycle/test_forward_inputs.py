@@ -148,6 +148,19 @@ def test_a_row_is_told_before_it_is_used(name, draft, row):
     assert (found.kind, found.site) == ("forward-row", "future.resolve_lens")
 
 
+def test_without_overlap_a_row_is_told_before_tokens_are_taken_by_it():
+    step = Step()
+
+    def run_batch(scheduler, batch):
+        batch.req_pool_indices = torch.tensor([3, SIZE])
+        step.hooks._compose("future.inputs")(lambda batch, future_map: None, batch, None)
+
+    with pytest.raises(TrapError) as e:
+        step.hooks._compose("scheduler.run_batch")(run_batch, None, step.batch)
+    found = e.value.finding
+    assert (found.kind, found.location.row, found.site) == ("forward-row", 1, "future.inputs")
+
+
 def test_where_the_host_has_no_lengths_what_is_committed_counts():
     step = Step()
     step.batch.seq_lens_cpu = None
