@@ -42,7 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=at_least(1),
         default=SECONDS,
         metavar="N",
-        help=f"give up after so many seconds (default: {SECONDS})",
+        help=f"give up after so many seconds (default: {SECONDS}), or as soon as the replay takes "
+        "three quarters of the memory that was free",
     )
     parser.add_argument(
         "--shrink",

@@ -43,6 +43,7 @@ HIDDEN = "set"
 _PLAIN = re.compile(r"[0-9.]{1,16}|true|false|on|off|yes|no", re.I)
 _NAME = re.compile(r"SGLANG_[A-Z0-9_]{1,80}")
 MOST_TOKENS = 1 << 23  # of a pool: they take some 2 kB each here, if they are used
+MOST_GIVEN = 1 << 28  # tokens of all requests; 16 MiB of tape have half of that, in pages of 64
 VOCAB, MOST_WORDS, CENTROIDS = 512, 1 << 18, 32
 
 
@@ -101,6 +102,9 @@ def recording_of(record: TrapRecord) -> tuple[Tape, Recording]:
         raise CannotReplay(f"its tape is damaged: {e}") from e
     if not recording.steps:
         raise CannotReplay("there is no step on its tape")
+    tokens = sum(r.prompt + r.output for r in recording.requests.values())
+    if tokens > MOST_GIVEN:
+        raise CannotReplay(f"its requests have {tokens} tokens, at most {MOST_GIVEN} can be made")
     return on, recording
 
 

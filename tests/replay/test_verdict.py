@@ -342,6 +342,16 @@ def test_what_cannot_be_replayed_is_said(there: TrapRecord, why: str) -> None:
     assert why in refused(there)
 
 
+def test_a_tape_of_more_tokens_than_can_be_made_is_refused(monkeypatch: Any) -> None:
+    monkeypatch.setattr("g4debug.replay.setting.MOST_GIVEN", 2)
+    assert "its requests have 3 tokens, at most 2" in refused(having())
+
+
+def test_tapes_of_the_first_format_are_read() -> None:
+    old = dataclasses.replace(tape_of(taped()), format=1)
+    assert recording_of(having(tape=old))[1] == recording_of(having())[1]
+
+
 def test_recordings_of_this_file_are_what_they_should_be() -> None:
     read: Recording = tape.read(taped(other=3), 16, False)
     assert (read.steps, read.fresh, read.pages) == (STEPS, True, {1: 1, 64: 64})
