@@ -272,7 +272,7 @@ def test_what_is_started() -> None:
     assert "SGLANG_PLUGINS" not in made.environ
     assert "G4DEBUG_FIX_PAGE_CLAMP" not in made.environ
     assert made.environ["G4DEBUG_FAULTS"] == "page-oob=on"
-    assert (made.window, made.context, made.mtp) == (128, 2048, False)
+    assert (made.toy.window, made.toy.context, made.mtp) == (128, 4096, False)
     size, ratio = made.arguments["max_total_tokens"], made.arguments["swa_full_tokens_ratio"]
     assert int(size * ratio) // 16 * 16 == 320
 
