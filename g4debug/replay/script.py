@@ -27,6 +27,7 @@ from g4debug.replay import host, verdict
 from g4debug.replay.setting import Setting
 from g4debug.replay.tokens import FIRST_WORD, Tokens
 from g4debug.replay.workload import After, Event, Workload
+from g4debug.settings import FIX_PREFIX
 
 DEBUG = "SGLANG_TRTLLM_MHA_DEBUG"
 SECONDS = 400.0  # for one run
@@ -158,7 +159,9 @@ def text(
 def _doc(finding: Finding, setting: Setting, shows: str) -> str:
     words = [finding.headline.removeprefix("g4debug: ")]
     words += [f"Expected: {finding.expected}", f"Got: {finding.got}".split("\n")[0]]
-    words += [finding.cause, f"SGLang {setting.release}. It shows {shows}."]
+    if not finding.cause.startswith("not known"):
+        words.append(finding.cause)
+    words += [f"SGLang {setting.release}. It shows {shows}."]
     more = "model_path=MODEL" + (" speculative_draft_model_path=ASSISTANT" if setting.mtp else "")
     words += [
         "Run it: python THIS_FILE "
@@ -260,10 +263,8 @@ def _run(text: str, setting: Setting, trace: Sequence[str], folder: Path) -> Run
     environ = host.environment(setting, tuple(trace), dumps)
     if not trace:
         environ = {k: v for k, v in environ.items() if not k.startswith(("G4DEBUG_", DEBUG))}
-    fixes = [name for name in environ if name.startswith("G4DEBUG_FIX")]
-    environ = cpu.environment(
-        {k: v for k, v in environ.items() if k not in fixes} | {"G4DEBUG_FIXES": "none"}
-    )
+    without = {k: v for k, v in environ.items() if not k.startswith(FIX_PREFIX)}
+    environ = cpu.environment(without | {"G4DEBUG_FIXES": "none"})
     models = setting.toy.folder
     arguments = [f"model_path={models / 'target'}", "device=cpu", "dtype=float32"]
     if setting.mtp:

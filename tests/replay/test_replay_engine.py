@@ -197,13 +197,13 @@ def test_a_bug_of_sglangs_own_comes_again_with_fewer_requests(
     assert record.finding.check == "kv-allocator"
     small = tmp_path / "small.pt"
     result = replay(
-        tmp_path, record, capsys, "--shrink", str(small), "--pages-only", "--fix", "locked-prefix=1"
-    )
+        tmp_path, record, capsys, "--shrink", str(small), "--pages-only", "--seconds", "90",
+        "--fix", "locked-prefix=1",
+    )  # fmt: skip
     assert result["code"] == 0, result
     assert result["equal"] == result["steps"]
     assert result["tried"] == [["fix locked-prefix on", "it does not come"]]
     shrunk = result["shrunk"]
-    assert shrunk["whole"]
     assert len(shrunk["kept"]) < shrunk["before"] / 3
     again = replay(tmp_path, reading.read(small), capsys)
     assert again["code"] == 0, again
@@ -230,8 +230,10 @@ def test_an_exception_of_sglangs_own_comes_again_and_becomes_a_script(
     assert explained["text"].startswith("explained: ")
     assert "spec-lifecycle" in explained["text"]
     small, script = tmp_path / "small.pt", tmp_path / "script.py"
-    more = ("--trace", "flight-recorder", "--shrink", str(small), "--script", str(script))
-    result = replay(tmp_path, record, capsys, *more)
+    result = replay(
+        tmp_path, record, capsys, "--trace", "flight-recorder", "--pages-only", "--seconds", "100",
+        "--shrink", str(small), "--script", str(script),
+    )  # fmt: skip
     assert result["code"] == 0, result
     assert result["text"].startswith("reproduced: ")
     assert "AttributeError" in result["text"]

@@ -14,8 +14,13 @@ from test_html import EVIL, Tags, browser, evil
 from test_report_snapshots import compare, fits, text
 
 from g4debug.findings.status import Limit, TracerStatus
+<<<<<<< HEAD
 from g4debug.reporters import replay, replay_html
 from g4debug.reporters.replay import Kept, Replayed, Shrunk
+=======
+from g4debug.reporters import replay
+from g4debug.reporters.replay import Kept, Replayed, Scripted, Shrunk
+>>>>>>> w-h3
 from g4debug.reporters.running import Process
 
 RESULT = Replayed(
@@ -40,8 +45,12 @@ RESULT = Replayed(
         seconds=24.2,
         whole=True,
         file="small.pt",
-        kept=(Kept(7, 12, 448, 4, 4, "length"), Kept(9, 13, 448, 37, -1, "running")),
+        kept=(
+            Kept(7, "when all before it have ended", 448, 4, 4, "length"),
+            Kept(9, "round 13", 448, 37, -1, "running"),
+        ),
     ),
+    script=Scripted("script.py", "SGLang's own error: AttributeError: no attribute 'merge_batch'"),
 )
 
 
@@ -65,6 +74,12 @@ def test_what_is_left_of_a_search_without_time() -> None:
     none = Shrunk(148, 1, 3.0, True, "", ())
     got = text(lambda c: replay.render(dataclasses.replace(RESULT, shrunk=none), c), 120)
     assert "did not come a second time" in got
+
+
+def test_why_there_is_no_script() -> None:
+    why = Scripted("", "the bug is a fault that g4debug injected, and plain SGLang has none")
+    got = text(lambda c: replay.render(dataclasses.replace(RESULT, script=why), c), 120)
+    assert f"no script was written: {why.text}" in got
 
 
 def test_text_that_would_steer_a_terminal_is_shown() -> None:
