@@ -11,7 +11,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -64,26 +65,26 @@ def register() -> None:
 
     Raises SystemExit if something that the user asked for cannot be done.
     """
-    try:
+    ours = ("G4DEBUG_", "SGLANG_TRTLLM_MHA_DEBUG")
+    with _armed_or_ended(any(name.startswith(ours) for name in os.environ)):
         settings = Settings.from_environ()
         plan = parse(settings.faults)
-    except GrammarError as e:
-        raise SystemExit(f"g4debug: G4DEBUG_FAULTS: {e}") from e
-    except SettingsError as e:
-        raise SystemExit(f"g4debug: {e}") from e
-    except Exception as e:  # for example a fix that cannot be loaded: a bug of g4debug
-        if any(name.startswith(("G4DEBUG_", "SGLANG_TRTLLM_MHA_DEBUG")) for name in os.environ):
-            logger.exception("g4debug: could not be armed")
-            raise SystemExit(f"g4debug: could not be armed: {type(e).__name__}: {e}") from e
-        raise
-    try:
+    with _armed_or_ended(settings.asked or settings.cpu):
         _register(settings, plan)
+
+
+@contextmanager
+def _armed_or_ended(asked: bool) -> Iterator[None]:
+    """Raise SystemExit for what a user got wrong, and where debugging was asked for, for a bug of
+    g4debug (a fix that cannot be loaded, for example)."""
+    try:
+        yield
     except GrammarError as e:
         raise SystemExit(f"g4debug: G4DEBUG_FAULTS: {e}") from e
     except SettingsError as e:
         raise SystemExit(f"g4debug: {e}") from e
     except Exception as e:
-        if settings.asked or settings.cpu:
+        if asked:
             logger.exception("g4debug: could not be armed")
             raise SystemExit(f"g4debug: could not be armed: {type(e).__name__}: {e}") from e
         raise  # the user did not ask for debugging, so SGLang logs this and serves on

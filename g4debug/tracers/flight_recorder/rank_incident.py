@@ -47,9 +47,9 @@ def install(context: Context, part: roles.Role) -> None:
     """
     others, recorder = context.trap.others, context.recorder
 
-    def make() -> None:
+    def share(how: Callable[[str], object]) -> None:
         try:
-            others.make(os.environ.get(launch.VARIABLE, ""))
+            how(os.environ.get(launch.VARIABLE, ""))
         except LaunchMemoryError as e:
             context.limit("a rank's finding is not told to the others", str(e))
 
@@ -58,19 +58,16 @@ def install(context: Context, part: roles.Role) -> None:
             name = launch.begin(server=True)
             if isinstance(context.trap.describe, Describer):
                 context.trap.describe.launch = name
-            make()
+            share(others.make)
 
     if part.name == roles.SERVER:
-        make()
+        share(others.make)
     context.before("server_args.check", launches)
     if part.name == roles.SERVER or part.guessed:
         before_crash(context, others)
 
     def join(*args: Any, **kwargs: Any) -> None:
-        try:
-            others.join(os.environ.get(launch.VARIABLE, ""))
-        except LaunchMemoryError as e:
-            context.limit("a rank's finding is not told to the others", str(e))
+        share(others.join)
 
     def name(result: Any, *args: Any, **kwargs: Any) -> Any:
         name_ranks(others, recorder)

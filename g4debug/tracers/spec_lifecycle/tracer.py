@@ -744,7 +744,8 @@ def no_draft() -> str:
 
 def nothing_to_check() -> str:
     """Why this tracer is off on a server with an unknown worker, or one that does not generate."""
-    return f"{no_draft()}, so there is nothing to check"
+    workers = " or ".join(adapter.name for adapter in speculation.adapters())
+    return f"this server does not run {workers}, so there is nothing to check"
 
 
 def unknown(server_args: Any) -> list[str]:
