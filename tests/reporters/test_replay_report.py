@@ -14,13 +14,8 @@ from test_html import EVIL, Tags, browser, evil
 from test_report_snapshots import compare, fits, text
 
 from g4debug.findings.status import Limit, TracerStatus
-<<<<<<< HEAD
 from g4debug.reporters import replay, replay_html
-from g4debug.reporters.replay import Kept, Replayed, Shrunk
-=======
-from g4debug.reporters import replay
 from g4debug.reporters.replay import Kept, Replayed, Scripted, Shrunk
->>>>>>> w-h3
 from g4debug.reporters.running import Process
 
 RESULT = Replayed(
