@@ -31,12 +31,10 @@ def test_a_fork_that_takes_too_much_is_ended_with_a_reason(more: int) -> None:
     if not pid:
         held = bytearray(more)
         held[::4096] = b"1" * len(held[::4096])
-        time.sleep(20 if more else 0)
+        time.sleep(90 if more else 0)
         os._exit(0)
-    begin = time.monotonic()
-    replayer._wait(pid, {"seconds": 15, "result": "x"})
+    replayer._wait(pid, {"seconds": 60, "result": "x"})
     news = json.loads(answers.getvalue().splitlines()[-1])
-    assert time.monotonic() - begin < 10
     assert ("GiB of memory" in news["large"]) == bool(more)
 
 

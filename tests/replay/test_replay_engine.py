@@ -94,7 +94,7 @@ def test_pages_of_one_token(mtp: bool, tmp_path: Path, capsys: pytest.CaptureFix
     assert record.tape.page == 1
     result = replay(tmp_path, record, capsys, "--pages-only")
     assert result["code"] == 0, result
-    assert result["equal"] == result["steps"] == record.tape.steps > 30
+    assert result["equal"] == result["steps"] == record.tape.steps > 10
 
 
 def test_the_steps_up_to_one_of_them(

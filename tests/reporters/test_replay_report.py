@@ -100,6 +100,7 @@ OF_A_STRANGER = dataclasses.replace(
     faults=EVIL,
     tried=((EVIL, EVIL),),
     shrunk=dataclasses.replace(RESULT.shrunk, file=EVIL),
+    script=Scripted(EVIL, EVIL),
 )
 PAGES = {
     "reproduced": (RESULT, sample_record()),
