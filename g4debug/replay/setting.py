@@ -88,8 +88,9 @@ def recording_of(record: TrapRecord) -> tuple[Tape, Recording]:
     on = record.tape
     if on is None:
         raise CannotReplay(
-            "the dump has no tape: it is of an older g4debug, flight-recorder was not armed, "
-            "G4DEBUG_TAPE was 0, or the tape did not fit into G4DEBUG_MAX_DUMP_MB"
+            "the dump has no tape: the server had not begun, flight-recorder was not armed, "
+            "G4DEBUG_TAPE was 0, the tape did not fit into G4DEBUG_MAX_DUMP_MB, or the dump is of "
+            "an older g4debug"
         )
     if on.format not in tape.FORMATS:
         known = " and ".join(map(str, tape.FORMATS))

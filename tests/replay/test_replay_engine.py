@@ -120,7 +120,7 @@ def test_ctrl_c_tells_what_is_known_and_leaves_no_process(
     pid, terminal = pty.fork()
     if not pid:
         os.execv(sys.executable, command)
-    said, stopped, end = b"", False, time.monotonic() + 120
+    said, stopped, end = b"", False, time.monotonic() + 300
     with contextlib.suppress(OSError):  # the other side of the terminal is closed
         while time.monotonic() < end:
             said += os.read(terminal, 4096)

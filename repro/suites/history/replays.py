@@ -91,15 +91,17 @@ def _ran(blank: Cell, folder: Path) -> Cell:
 
 
 def dump_of(cell: Path) -> Path | None:
-    """The dump of the cell's first finding, of its death, or its tape; None if there is none."""
+    """The dump of the cell's first finding, of its death, or its tape; None if there is none.
+
+    A server that dies before its first step has no tape.
+    """
     found = []
     for path in (cell / "dumps").glob("*.pt"):
         record = reading.read(path)
         at = record.finding
-        if record.tape is not None:
-            found.append((at.kind in NO_ALARM, at.location.step, path))
+        found.append((record.tape is None, at.kind in NO_ALARM, at.location.step, path))
     if found:
-        return min(found)[2]
+        return min(found)[-1]
     tape = cell / TAPE
     return tape if tape.exists() else None
 
