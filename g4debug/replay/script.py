@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
 import re
 import signal
@@ -146,7 +147,7 @@ def text(
     )  # fmt: skip
     return environment.get_template("script.py.j2").render(
         doc=_doc(finding, setting, shows),
-        environ=repr(mine) if mine else "",
+        environ=json.dumps(mine) if mine else "",
         arguments=_arguments(setting),
         pages={name: _wrapped(words) for name, words in pages.items()},
         prompts=prompts,
@@ -179,7 +180,8 @@ def _arguments(setting: Setting) -> dict[str, str]:
     values: dict[str, Plain] = {**setting.arguments, **FIXED}
     if setting.mtp:
         values = {"speculative_algorithm": "NEXTN", "speculative_num_steps": 3, **values}
-    return {k: repr(v) for k, v in values.items() if v is not None and v is not False}
+    named = {k: v for k, v in values.items() if v is not None and v is not False}
+    return {k: json.dumps(v) if isinstance(v, str) else repr(v) for k, v in named.items()}
 
 
 def _pages(
