@@ -89,7 +89,7 @@ def test_pages_of_one_token(mtp: bool, tmp_path: Path, capsys: pytest.CaptureFix
     assert record.tape.page == 1
     result = replay(tmp_path, record, capsys, "--pages-only")
     assert result["code"] == 0, result
-    assert result["equal"] == result["steps"] == record.tape.steps > 30
+    assert result["equal"] == result["steps"] == record.tape.steps > 15
 
 
 def test_a_tape_that_was_changed_is_told(
