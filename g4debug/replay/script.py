@@ -23,7 +23,15 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from g4debug import cpu
 from g4debug.findings.record import Finding, Plain, TrapRecord
-from g4debug.findings.tape import LOGPROBS, Abort, Flush, Recording, Request
+from g4debug.findings.tape import (
+    LOGPROBS,
+    UNCACHED,
+    UNCACHED_HOST,
+    Abort,
+    Flush,
+    Recording,
+    Request,
+)
 from g4debug.replay import host, verdict
 from g4debug.replay.setting import Setting
 from g4debug.replay.tokens import FIRST_WORD, Tokens
@@ -219,6 +227,8 @@ def _lines(events: Iterable[tuple[Event, After]]) -> Iterator[str]:
             more = f", priority={event.priority}" if event.priority else ""
             if event.options & LOGPROBS:
                 more += f", return_logprob=True, logprob_start_len={event.logprobs_from}"
+            if event.options & UNCACHED:
+                more += f', bootstrap_host="{UNCACHED_HOST}"'
             longest = event.longest if event.longest > 0 else event.output
             yield f"run.ask({event.id}, {longest}{more})"
 

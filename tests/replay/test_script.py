@@ -9,6 +9,7 @@ import pytest
 from test_shrink import ENDED, PAGE, TOGETHER, recording
 
 from g4debug.findings.record import Finding, Location
+from g4debug.findings.tape import UNCACHED
 from g4debug.replay import script
 from g4debug.replay.setting import Setting, Toy
 from g4debug.replay.tokens import FIRST_WORD, Tokens
@@ -62,6 +63,15 @@ def test_it_is_python_and_imports_nothing_of_g4debug(compares: bool) -> None:
         "page_size": PAGE, "max_total_tokens": 512, "disable_cuda_graph": True,
         "skip_server_warmup": True,
     }  # fmt: skip
+
+
+def test_a_request_that_stays_out_of_the_prefix_cache_does_so_in_a_script() -> None:
+    made = recording()
+    made.requests[1].options |= UNCACHED
+    events, _ = script.in_words_of_the_api(Workload((0,)).events(made), ())
+    tokens = Tokens(made, 512 - FIRST_WORD)
+    source = script.text(FINDING, setting(), events, tokens, "it hangs", False)
+    assert 'run.ask(1, 50, bootstrap_host="2.2.2.2")' in source
 
 
 def test_prompts_are_those_of_the_replay() -> None:
