@@ -106,7 +106,7 @@ def render(result: Replayed, console: Console) -> None:
     for name, what in result.tried:
         say(f"{name}: {what}")
     if result.shrunk is not None:
-        _render_shrunk(result.shrunk, say)
+        _render_shrunk(result.shrunk, console, say)
     if result.script is not None:
         if result.script.file:
             say(f"script: {result.script.file} was run, and shows {result.script.text}")
@@ -114,7 +114,7 @@ def render(result: Replayed, console: Console) -> None:
             say(f"no script was written: {result.script.text}")
 
 
-def _render_shrunk(shrunk: Shrunk, say: Callable[[str], None]) -> None:
+def _render_shrunk(shrunk: Shrunk, console: Console, say: Callable[[str], None]) -> None:
     tried = f"{shrunk.tried} tries, {shrunk.seconds:.0f} s"
     if not shrunk.kept:
         say(f"shrinking: the finding did not come a second time ({tried})")
@@ -122,11 +122,11 @@ def _render_shrunk(shrunk: Shrunk, say: Callable[[str], None]) -> None:
     end = "" if shrunk.whole else "; there was no time to try all"
     say(f"shrunk: {len(shrunk.kept)} of {shrunk.before} requests are enough ({tried}{end})")
     for r in shrunk.kept:
-        longest = "" if r.longest < 0 else f" of at most {r.longest}"
-        say(
-            f"  request {r.id}, {r.when}: a prompt of {r.prompt} tokens, an answer of "
-            f"{r.output}{longest} ({r.how})"
-        )
+        answer = f"an answer of {r.output}"
+        if r.output != r.longest:
+            answer += ("" if r.longest < 0 else f" of at most {r.longest}") + f" ({r.how})"
+        text = f"request {r.id}, {r.when}: a prompt of {r.prompt} tokens, {answer}"
+        hang(console, Text(text), "    ", 6)
     if shrunk.file:
         say(f"its dump: {shrunk.file}")
 
