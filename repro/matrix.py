@@ -12,13 +12,14 @@ if not, and 2 for wrong arguments.
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from harness import render
 from harness.options import Parser, logs
 from harness.processes import script
 from rich.console import Console
-from suites.matrix.drill import Row, run_clean, run_drill
+from suites.matrix.drill import Clean, Row, kept, row_of, run_clean, run_drill
 from suites.matrix.table import block, clean_block, markdown
 
 from g4debug import discovery
@@ -39,7 +40,9 @@ def main() -> int:
     )
     parser.number("--jobs", "how many faults run at the same time", 2)
     parser.out("where the table is written (default: docs/matrix-<SGLang's version>.md)")
-    parser.keep("logs and dumps")
+    parser.results(
+        "keep logs, dumps and results here. A fault that has a good result there is not run again"
+    )
     args = parser.parse_args()
     names = discovery.names("fault")
     for name in args.fault or ():
@@ -47,20 +50,26 @@ def main() -> int:
             parser.error(f"there is no fault {name!r}; there are: {', '.join(names)}")
     faults: list[Fault] = [discovery.load("fault", n) for n in (args.fault or names)]
     console = Console(highlight=False)
-    with logs("matrix", console, "The logs and dumps are kept in:", args.keep) as kept:
+    with logs("matrix", console, "Logs, dumps and results are in:", given=args.results) as left:
         there = [f for f in faults if not f.absent]
         kinds = [(f, f.drills, True) for f in there] + [(f, f.plain_drills, False) for f in there]
         drills = [(f, d, mtp) for f, chains, mtp in kinds for d in chains]
         # A fault is compared with a run on the same attention backend, with a draft or without.
         servers = dict.fromkeys([("", True), *((f.backend, mtp) for f, _, mtp in drills)])
-        clean = {(b, mtp): run_clean(kept.folder, b, mtp) for b, mtp in servers}
+        folder = left.folder
+        clean = {
+            (b, mtp): kept(Clean, f"clean-{b}-{mtp}", folder, partial(run_clean, folder, b, mtp))
+            for b, mtp in servers
+        }
         for one in clean.values():
             render.block(console, clean_block(one))
         rows: list[Row] = []
 
         def drilled(it: tuple[Fault, str, bool]) -> Row:
             fault, drill, mtp = it
-            return run_drill(fault, drill, clean[fault.backend, mtp], kept.folder)
+            on = clean[fault.backend, mtp]
+            name = row_of(fault, drill, on).name
+            return kept(Row, name, folder, partial(run_drill, fault, drill, on, folder))
 
         with ThreadPoolExecutor(args.jobs) as pool:
             for row in pool.map(drilled, drills):
@@ -73,8 +82,8 @@ def main() -> int:
             out.parent.mkdir(exist_ok=True)
             out.write_text(markdown(list(clean.values()), rows))
             render.for_copying(console, "The table is written to:", str(out))
-        kept.good = all(r.good for r in rows) and all(c.good for c in clean.values())
-    return kept.status
+        left.good = all(r.good for r in rows) and all(c.good for c in clean.values())
+    return left.status
 
 
 if __name__ == "__main__":

@@ -5,11 +5,13 @@ A fault's *drill* is the firing plan that the matrix gives it (see ``Fault.drill
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from harness import mixed
 from harness.processes import Outcome
@@ -102,6 +104,24 @@ class Clean:
         return f"{self.backend and f', on {self.backend}'}{'' if self.mtp else ', without MTP'}"
 
 
+Result = TypeVar("Result", Row, Clean)
+
+
+def kept(made: type[Result], name: str, folder: Path, run: Callable[[], Result]) -> Result:
+    """The good result of this name that an earlier call left in the folder, or that of a run."""
+    path = folder / f"{_file(name)}.result"
+    if path.is_file():
+        return made(**json.loads(path.read_text()))
+    result = run()
+    if result.good:
+        path.write_text(json.dumps(dataclasses.asdict(result)))
+    return result
+
+
+def _file(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", name.lower())
+
+
 # Fixes that stay on with several ranks: without them those do not get as far as the fault.
 FOR_RANKS = ("draft-embedding-shard",)
 
@@ -172,9 +192,13 @@ def run_clean(folder: Path, backend: str = "", mtp: bool = True) -> Clean:
     return Clean(outputs, accept, seen, said, not bad, backend, mtp)
 
 
+def row_of(fault: Fault, drill: str, clean: Clean) -> Row:
+    return Row(fault.id, drill, fault.caught_by, clean.mtp)
+
+
 def run_drill(fault: Fault, drill: str, clean: Clean, folder: Path) -> Row:
-    row = Row(fault.id, drill, fault.caught_by, clean.mtp)
-    name = re.sub(r"[^a-z0-9]+", "-", row.name.lower())
+    row = row_of(fault, drill, clean)
+    name = _file(row.name)
     faults = f"seed=1;{fault.id}={drill}"
     needs: dict[str, Any] = {"backend": fault.backend, "ranks": fault.ranks, "mtp": clean.mtp}
     bare = run(name, environment(faults, False, folder, fault.ranks), folder, **needs)
