@@ -98,6 +98,7 @@ def markdown(
         numbers={name: case.number for name, case in cases().items()},
         first=first,
         reported=reported,
+        bare=sum(not replay.truth for row in found for replay in row.replays),
         arm=_arm,
         cell=_cell,
     )

@@ -45,7 +45,8 @@ class Replay:
     """The replay of one run. word: one of those above. said: what it said, in a line.
 
     equal: steps that were equal, of ``steps``. kept: requests that are enough, of ``requests``; 0
-    if that was not tried. seconds: of the whole command, with SGLang's start and shrinking.
+    if that was not tried. seconds: of the whole command, with SGLang's start and shrinking. truth:
+    the ground truth was there, as in the run.
     """
 
     case: str
@@ -58,6 +59,7 @@ class Replay:
     requests: int = 0
     kept: int = 0
     seconds: float = 0.0
+    truth: bool = True
 
 
 def run(case: str, seed: int, folder: Path) -> Replay | None:
