@@ -211,11 +211,15 @@ def _packed(tokens: Sequence[int]) -> bytes:
     return packed.tobytes()
 
 
+def page_bytes(page: int, firsts: bool) -> int:
+    """How long the hashes of one page are."""
+    return sum(size for _, size in parts(page, firsts))
+
+
 def hash_bytes(page: int, tokens: int, before: int, firsts: bool) -> int:
     """How long the hashes of a request's pages are, from the page in which ``before`` ends on."""
     full = tokens // page - before // page
-    size = sum(size for _, size in parts(page, firsts))
-    return full * size + SHORT * (firsts and tokens % page > 0)
+    return full * page_bytes(page, firsts) + SHORT * (firsts and tokens % page > 0)
 
 
 class Ring:

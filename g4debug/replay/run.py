@@ -170,9 +170,8 @@ def _shrink(
         same = verdict.first_alike(found, outcome.records)
         if same is None:
             return None
-        idle = min(
-            idle, outcome.idle + MORE_IDLE
-        )  # they take long: SGLang counts its pages in each
+        # SGLang counts its pages in each idle round, so these take long.
+        idle = min(idle, outcome.idle + MORE_IDLE)
         return Shown(outcome.reached, same)
 
     def told(tried: int, left: int) -> None:
@@ -180,15 +179,16 @@ def _shrink(
 
     search = Shrinking(recording, try_it, begin + seconds, told, running.drafts)
     best, record = search.run(), search.shown.record
-    written = target is not None and record is not None
+    file = ""
     if target is not None and record is not None:
         writing.write(writing.encode(record), target.absolute().parent, target.name)
+        file = str(target)
     shrunk = Shrunk(
         before=len(recording.requests),
         tried=search.tried,
         seconds=time.monotonic() - begin,
         whole=search.whole,
-        file=str(target) if written else "",
+        file=file,
         kept=() if best is None else tuple(_kept(best, recording)),
     )
     return shrunk, search

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from g4debug.findings.tape import How, Recording, Request, mix, parts
+from g4debug.findings.tape import How, Recording, Request, mix, page_bytes, parts
 
 FIRST_WORD = 4  # the tokens below are special ones
 SPARE_STOP = 3  # ends a request whose own last token occurs before, too
@@ -34,7 +34,7 @@ class Paths:
     def __init__(self, recording: Recording) -> None:
         self.requests, self.page = recording.requests, recording.page
         self.layout = parts(recording.page, recording.firsts)
-        self.size = sum(size for _, size in self.layout)  # bytes of a page's hashes
+        self.size = page_bytes(recording.page, recording.firsts)
 
     def place(self, part: int) -> tuple[int, int, int]:
         """Of a part: its first token, the place of its hash, and how many bytes that has."""

@@ -16,7 +16,7 @@ from g4debug.findings.tape import (
     How,
     Recording,
     Request,
-    parts,
+    page_bytes,
 )
 
 Event = Request | Abort | Flush
@@ -101,7 +101,7 @@ class Workload:
             made = dataclasses.replace(
                 made,
                 prompt=max(1, full * page + rest),
-                hashes=made.hashes[: full * page_bytes(recording)],
+                hashes=made.hashes[: full * page_bytes(page, recording.firsts)],
             )
         longest = self.longest.get(request.id)
         if longest is not None:
@@ -140,17 +140,12 @@ class Workload:
         )
 
 
-def page_bytes(recording: Recording) -> int:
-    """The bytes of a page's hashes on this tape."""
-    return sum(size for _, size in parts(recording.page, recording.firsts))
-
-
 def pages_of(request: Request, recording: Recording) -> Iterator[tuple[bytes, bytes]]:
     """Of each page with hashes: what names it on this tape, and its hashes.
 
     What names it hangs on all that is before it, too, as a small page's own hashes do not.
     """
-    size, before = page_bytes(recording), blake2b(digest_size=HASH)
+    size, before = page_bytes(recording.page, recording.firsts), blake2b(digest_size=HASH)
     for at in range(0, len(request.hashes) - size + 1, size):
         hashes = request.hashes[at : at + size]
         before.update(hashes)
@@ -160,16 +155,17 @@ def pages_of(request: Request, recording: Recording) -> Iterator[tuple[bytes, by
 def _without(request: Request, cut: frozenset[bytes], recording: Recording) -> Request:
     """The request without these pages. Something is left of its prompt, and of its answer."""
     page, prompt, output = recording.page, request.prompt, request.output
-    kept, number = [], -1
+    kept, known = [], 0  # known: the bytes of full pages' hashes
     for number, (name, hashes) in enumerate(pages_of(request, recording)):
+        known += len(hashes)
         if name not in cut:
             kept.append(hashes)
             continue
         mine = min(page, max(0, request.prompt - number * page))  # of the prompt, not the answer
         prompt, output = prompt - mine, output - (page - mine)
-    if len(kept) == number + 1:
+    if sum(map(len, kept)) == known:
         return request
-    kept.append(request.hashes[(number + 1) * page_bytes(recording) :])  # a page's first token
+    kept.append(request.hashes[known:])  # of the first token of a page that is not full
     output = max(output, min(1, request.output))
     longest = request.longest
     return dataclasses.replace(

@@ -22,6 +22,7 @@ def render(result: Replayed, record: TrapRecord, source: str) -> str:
         environment(),
         "replay",
         record.created,
+        title=result.text,
         result=result,
         end=ENDS.get(result.code, ""),
         source=fit(quoted(source)),

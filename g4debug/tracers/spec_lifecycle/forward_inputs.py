@@ -117,12 +117,10 @@ class ForwardInputs:
         return result
 
     def before_resolve_lens(self, future_map: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
-        if batch is self._batch:
-            self._judge_now("future.resolve_lens", {ROWS: batch.req_pool_indices})
+        self._judge_rows("future.resolve_lens", batch)
 
     def before_inputs(self, batch: Any, *args: Any, **kwargs: Any) -> None:
-        if batch is self._batch:
-            self._judge_now("future.inputs", {ROWS: batch.req_pool_indices})
+        self._judge_rows("future.inputs", batch)
 
     def before_forward(self, *args: Any, **kwargs: Any) -> None:
         batch, _ = _given(args, kwargs)
@@ -170,6 +168,10 @@ class ForwardInputs:
             slots=sys.maxsize if mapping is None else len(mapping),
             copies=Copies(self.pool),
         )
+
+    def _judge_rows(self, site: str, batch: Any) -> None:
+        if batch is self._batch:
+            self._judge_now(site, {ROWS: batch.req_pool_indices})
 
     def _judge_now(self, site: str, tensors: Mapping[str, torch.Tensor | None]) -> None:
         """Before they are used, where reading them waits for nobody."""
