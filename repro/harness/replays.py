@@ -1,14 +1,17 @@
-"""The tape of a healthy server: kept before the server ends, and replayed afterwards."""
+"""The tape of a server: kept before the server ends, and replayed afterwards."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from harness.processes import go_on, group, without_switches
 
@@ -23,6 +26,41 @@ def keep_tape(folder: Path) -> None:
     fetch(os.getpid(), folder / NAME)
 
 
+class NoResult(Exception):
+    """A replay ended without a result; the text has the end of what it printed."""
+
+
+def replay(
+    dump: Path,
+    folder: Path,
+    environ: Mapping[str, str],
+    seconds: int,
+    *more: str,
+    limit: float = math.inf,
+) -> dict[str, Any]:
+    """The result of ``g4debug replay DUMP --json``. Raises NoResult.
+
+    folder: gets the log, and what the replay keeps. seconds: for the replay itself. more: options.
+    limit: seconds until the whole command is ended.
+    """
+    log = folder / "replay.log"
+    command = [sys.executable, "-m", "g4debug", "replay", str(dump), "--json"]
+    command += ["--seconds", str(seconds), "--keep", str(folder / "replay"), *more]
+    end, status = time.monotonic() + limit, None
+    with log.open("wb") as sink, group(command, environ, sink) as process:
+        while status is None and time.monotonic() < end:
+            go_on()
+            with suppress(subprocess.TimeoutExpired):
+                status = process.wait(timeout=0.5)
+    text = log.read_text(errors="replace")
+    try:
+        found: dict[str, Any] = json.loads(text[text.index("{") :])
+    except ValueError:
+        said = f"the replay ended with status {status}: {text.strip()[-200:]}"
+        raise NoResult(said) from None
+    return found
+
+
 def replayed(folder: Path) -> tuple[bool, str]:
     """Replay the tape in ``folder``: whether it passes, and the result in words.
 
@@ -35,21 +73,12 @@ def replayed(folder: Path) -> tuple[bool, str]:
         return False, "the server had no tape"
     if tape.limits:
         return True, f"no: {'; '.join(tape.limits)}"
-    log = folder / "replay.log"
-    command = [sys.executable, "-m", "g4debug", "replay", str(folder / NAME)]
-    command += ["--pages-only", "--json", "--seconds", str(SECONDS)]
-    command += ["--keep", str(folder / "replay")]
-    end, status = time.monotonic() + 2 * SECONDS, None
-    with log.open("wb") as sink, group(command, without_switches(), sink) as process:
-        while status is None and time.monotonic() < end:
-            go_on()
-            with suppress(subprocess.TimeoutExpired):
-                status = process.wait(timeout=0.5)
-    text = log.read_text(errors="replace")
     try:
-        told = json.loads(text[text.index("{") :])
-    except ValueError:
-        return False, f"the replay ended with status {status}: {text.strip()[-200:]}"
+        told = replay(
+            folder / NAME, folder, without_switches(), SECONDS, "--pages-only", limit=2 * SECONDS
+        )
+    except NoResult as e:
+        return False, str(e)
     if told["code"]:
         return False, " ".join((told["text"], *told["more"]))
     return True, f"{told['equal']} of {told['steps']} steps equal"

@@ -9,16 +9,13 @@ from __future__ import annotations
 import json
 import os
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from harness.processes import go_on, group
+from harness.replays import NoResult, replay
 
 from g4debug.dumps import reading
 from suites.history import cell as cells
@@ -133,20 +130,10 @@ def _replay(ran: Cell, dump: Path, folder: Path) -> Replay:
 
 
 def _command(ran: Cell, dump: Path, folder: Path, more: Sequence[str]) -> dict[str, Any]:
-    command = [sys.executable, "-m", "g4debug", "replay", str(dump), "--json"]
-    command += ["--seconds", str(SECONDS), "--keep", str(folder / "replay"), *more]
-    log = folder / "replay.log"
-    with log.open("wb") as sink, group(command, environment(ran, folder), sink) as process:
-        while process.poll() is None:
-            go_on()
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=0.5)
-    text = log.read_text(errors="replace")
     try:
-        found: dict[str, Any] = json.loads(text[text.index("{") :])
-    except ValueError as e:
-        raise RuntimeError(f"g4debug replay of {ran.id} printed no JSON: {log}") from e
-    return found
+        return replay(dump, folder, environment(ran, folder), SECONDS, *more)
+    except NoResult as e:
+        raise RuntimeError(f"g4debug replay of {ran.id}: {e}") from e
 
 
 def environment(ran: Cell, folder: Path) -> dict[str, str]:
