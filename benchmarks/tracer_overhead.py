@@ -81,10 +81,12 @@ COMPARED = {
     "strict": ("off", "SGLang's `SGLANG_INVARIANT_CHECK` at its strictest"),
     "armed-no-mtp": ("no-mtp", "five tracers armed, without MTP"),
     "kv-canary": ("no-mtp", "SGLang's `--kv-canary raise`, without MTP"),
+    "tape": ("no-tape", "the tape, over the flight recorder alone"),
     "armed-triton": ("triton", "five tracers armed, on triton"),
 }
 BASES = {
     "off": "debugging off",
+    "no-tape": "flight recorder alone, without its tape",
     "no-mtp": "debugging off, without MTP",
     "triton": "debugging off, on triton",
 }
@@ -348,7 +350,7 @@ def main() -> int:
     parser.add_argument(
         "--together", type=int, metavar="COPIES", help="servers of each variant, all at once"
     )
-    armed = [name for name in COMPARED if name.startswith("armed") or name.endswith("-alone")]
+    armed = [n for n in COMPARED if n.startswith(("armed", "recorder")) or n.endswith("-alone")]
     parser.add_argument("--switch", choices=armed, metavar="VARIANT", help=", ".join(armed))
     parser.add_argument(
         "--model", choices=models.GEOMETRIES, default="E4B", help="on a GPU (default: E4B)"

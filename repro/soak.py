@@ -6,6 +6,10 @@ seed. The same schedule runs twice: without tracers, and with every tracer in ``
 stops at the first finding. On a GPU the tokens of a request depend on the others in its batch,
 so there it is only said how many requests got the same ones.
 
+From the tape of the armed run the scheduler then decides again, by ``g4debug replay``: all steps
+must be equal. A replay needs the CPU engine; after a run on a GPU the tape is kept, so that it can
+be replayed elsewhere.
+
 On a GPU prefill runs on ``triton`` and decode on ``trtllm_mha``, on the CPU engine both run on
 ``trtllm_mha``; --backend triton puts everything on ``triton``.
 
@@ -15,7 +19,7 @@ others than v1's, and so are the requests that are aborted; such a one must have
 far as it came. A server that stays on v1 fails the run.
 
 The exit code is 0 if both runs complete without a finding and, on the CPU engine, with the same
-tokens. It is 1 if not, and 2 for wrong arguments.
+tokens and an equal replay. It is 1 if not, and 2 for wrong arguments.
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ from harness import mixed, render, tracers
 from harness.arguments import mtp_has_overlap
 from harness.options import Parser, logs
 from harness.processes import Outcome, script
+from harness.replays import NAME, replayed
 from harness.verdicts import not_completed
 from rich.console import Console
 
@@ -60,8 +65,9 @@ def run(armed: bool, args: Namespace, folder: Path, console: Console) -> Outcome
         engine |= dict.fromkeys(BACKENDS, args.backend)
     with console.status(name):
         return mixed.run(
-            name, env, folder, TIMEOUT, args.requests, engine, short=True, device=args.device
-        )
+            name, env, folder, TIMEOUT, args.requests, engine, short=True, device=args.device,
+            tape=armed,
+        )  # fmt: skip
 
 
 def counts(text: str) -> str:
@@ -131,13 +137,25 @@ def main() -> int:
         both = plain.completed and armed.completed
         alike, of = _alike(plain, armed, args.v2) if both else (0, 0)
         kept.good = both and not wrong and not findings and (alike == of or args.device == "cuda")
+        again = decided_again(args.device, kept.folder, console) if both else (True, "")
+        kept.good &= again[0]
         tokens = f"{alike} of {of} requests got the same tokens in both runs."
         render.say(
             console,
             f"There were {len(findings)} findings. {tokens}",
             style="green" if kept.good else "red",
         )
+        if again[1]:
+            render.say(console, f"Replayed: {again[1]}.", hang=4, style="" if again[0] else "red")
     return kept.status
+
+
+def decided_again(device: str, folder: Path, console: Console) -> tuple[bool, str]:
+    """Replay the armed run's tape, on the CPU engine: whether it passes, and the result."""
+    if device == "cuda":
+        return True, f"not here, since a replay needs the CPU engine. The tape: {folder / NAME}"
+    with console.status("replay"):
+        return replayed(folder)
 
 
 def _alike(plain: Outcome, armed: Outcome, v2: bool = False) -> tuple[int, int]:

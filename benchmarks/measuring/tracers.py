@@ -37,6 +37,8 @@ VARIANTS |= {
     # prefix-cache is armed only there. So the second has what the first has, too.
     "spec-values": Variant({**ARMED, **NOT_RUN}),
     "prefix-cache": Variant({"G4DEBUG_TRACE": f"{DEFAULT},prefix-cache", **NOT_RUN}),
+    "tape": Variant({"G4DEBUG_TRACE": "flight-recorder"}),
+    "no-tape": Variant({"G4DEBUG_TRACE": "flight-recorder", "G4DEBUG_TAPE": "0"}),
     "page-invariants": Variant({"SGLANG_CHECK_KV_PAGE_INVARIANTS": "1"}),
     "strict": Variant({"SGLANG_INVARIANT_CHECK": "2"}),  # InvariantCheckLevel.STRICT
     "no-mtp": Variant(engine=WITHOUT_MTP),

@@ -17,6 +17,7 @@ from typing import Any
 
 from harness.engine import greedy, running
 from harness.processes import Outcome, run_child
+from harness.replays import keep_tape
 from harness.tracers import of_schedulers
 
 IDLE_SECONDS = 0.5
@@ -100,17 +101,20 @@ def run(
     short: bool = False,
     device: str = "cpu",
     last_words: str = "",
+    tape: bool = False,
 ) -> Outcome:
     """``count`` requests, ``waves`` times, on an engine in a process of its own.
 
-    overrides: arguments of the engine. short: thousands of short requests, see SHORT. The result
-    has the output of every request, and the checks of each scheduler's tracers.
+    overrides: arguments of the engine. short: thousands of short requests, see SHORT. tape: leave
+    the flight recorder's tape in ``folder``. The result has the output of every request, and the
+    checks of each scheduler's tracers.
     """
     arguments = {
         "count": count,
         "waves": waves,
         "overrides": dict(overrides),
         "shape": SHORT[device] if short else {},
+        "tape": tape,
     }
     return run_child(
         name, "harness.mixed", arguments, environment, folder, timeout,
@@ -125,6 +129,7 @@ def main(
     waves: int,
     overrides: Mapping[str, Any],
     shape: Mapping[str, Any],
+    tape: bool,
 ) -> None:
     """The child. Between two waves the server is idle. shape: more arguments of `requests`."""
     arguments = engine if device == "cpu" else on_gpu
@@ -147,6 +152,8 @@ def main(
             time.sleep(IDLE_SECONDS)  # at idle, SGLang and pool-leak count their pages
         checked = of_schedulers() if os.environ.get("G4DEBUG_TRACE") else {}
         seconds = time.perf_counter() - begin
+        if tape:
+            keep_tape(result.parent)
     summary = {
         "outputs": found,
         "accept_length": sum(accepted) / len(accepted),
