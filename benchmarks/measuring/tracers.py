@@ -179,8 +179,9 @@ def installed() -> None:
 
 def check(variant: str, facts: Mapping[str, Any]) -> None:
     """Raise SystemExit if the scheduler has another number of tracers than the variant."""
-    counts = {"recorder": 1, "armed": 5, "armed-no-mtp": 5, "armed-triton": 5, "kv-integrity": 6,
-              "kv-writes": 6, "ranks": 6, "spec-values": 5, "prefix-cache": 6}  # fmt: skip
+    counts = {"recorder": 1, "tape": 1, "no-tape": 1, "armed": 5, "armed-no-mtp": 5,
+              "armed-triton": 5, "kv-integrity": 6, "kv-writes": 6, "ranks": 6, "spec-values": 5,
+              "prefix-cache": 6}  # fmt: skip
     expected = 1 if variant.endswith("-alone") else counts.get(variant, 0)
     found = len(facts["tracers"].split())
     if found != expected or bool(facts["sites"]) != bool(expected):

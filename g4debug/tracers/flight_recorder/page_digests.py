@@ -3,6 +3,10 @@
 On a GPU these lists are in device memory. So a digest is made there, by the stream that changes
 them, and its copy to the host is read when the next one is due: nobody waits. It is a sum of
 products modulo 2**64, which is the same on every device.
+
+The pinned memory of that copy is kept for the process's life. PyTorch records a CUDA event when
+pinned memory is freed. After a CUDA error that raises in a destructor, and the process is aborted
+before the flight recorder has written its dump.
 """
 
 from __future__ import annotations
@@ -19,18 +23,20 @@ class PageDigests:
     def __init__(self) -> None:
         self._weights = torch.empty(0, dtype=torch.int64)
         self._pending: tuple[int, torch.Tensor, Any] | None = None
+        self._host: torch.Tensor | None = None  # int64 [1], pinned
+        self._event: Any = None
 
     def look(self, allocator: Any, step: int) -> None:
         """Make the digest of now, for the beginning of this step."""
         made = self._digest(allocator)
-        event = None
         if made.is_cuda:
-            host = torch.empty(1, dtype=torch.int64, pin_memory=True)
-            host.copy_(made.view(1), non_blocking=True)
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record()
-            made = host
-        self._pending = step, made, event
+            if self._host is None:
+                self._host = torch.empty(1, dtype=torch.int64, pin_memory=True)
+                self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._host.copy_(made.view(1), non_blocking=True)
+            self._event.record()
+            made = self._host
+        self._pending = step, made, self._event
 
     def take(self) -> tuple[int, int] | None:
         """(step, digest) of the last look, None if it has not arrived or was taken."""
