@@ -3,7 +3,9 @@
 Widths of E2B's and E4B's tower (768, 12 heads of 64) and of 26B-A4B's and 31B's (1152, 16 of 72).
 """
 
-from __future__ import annotations
+from __future__ import importlib.util
+
+import annotations
 
 import subprocess
 import sys
@@ -203,6 +205,8 @@ def test_it_is_as_near_to_float32_as_sglangs_tower(tower, size, attention):
     """bfloat16, two pictures of 48 x 48 patches and padding."""
     import real_tower
 
+    if attention is None and importlib.util.find_spec("sgl_kernel.flash_ops") is None:
+        pytest.skip("SGLang's default on this GPU is FlashAttention-3, which is not installed")
     at = real_tower.positions(48, 48, 2520 - 48 * 48).expand(2, -1, -1).cuda()
     generator = torch.Generator().manual_seed(1)
     pixels = torch.rand(2, 2520, 768, generator=generator).to("cuda", torch.bfloat16)
