@@ -14,6 +14,7 @@ from functools import cached_property
 # What a range holds, from the most to the least that its name says. Ranges may lie in each other.
 KV = "KV"
 SEGMENT = "segment"  # of PyTorch's caching allocator; whatever lies in it has ranges of its own
+LARGEST = 1 << 62  # a larger address or size is no real one
 GIVEN_BACK = "segment that was given back"  # to CUDA: an address in it is mapped no more
 
 
@@ -44,7 +45,9 @@ class MemoryRange:
 
     @property
     def is_kv(self) -> bool:
-        return self.what == KV and self.page_bytes > 0 and self.page_size > 0
+        """A KV buffer whose pages are known. Its numbers are real ones: they may be a stranger's."""
+        sizes = 0 < self.page_size <= self.page_bytes <= self.nbytes < LARGEST
+        return self.what == KV and sizes and 0 < self.start < LARGEST
 
     def page_at(self, address: int) -> tuple[int, int]:
         """(page, token in it) of an address, counted from this KV buffer's begin, in or out of it.
