@@ -100,15 +100,16 @@ class Core:
         found = {}
         for (section, at), g in self._placed(layouts.GRIDS):
             size, threads = (
-                (int(g[f"{of}_x"]), int(g[f"{of}_y"]), int(g[f"{of}_z"])) for of in ("grid", "block")
+                (int(g[f"{of}_x"]), int(g[f"{of}_y"]), int(g[f"{of}_z"]))
+                for of in ("grid", "block")
             )
-            held = bytes(parameters.get((section.index, at), b""))
+            held = bytes(parameters.get((section.place, at), b""))
             found[int(g["id"])] = Grid(int(g["id"]), int(g["entry"]), size, threads, held)
         return found
 
     @cached_property
     def multiprocessors(self) -> dict[int, tuple[int, int]]:
-        """Multiprocessor -> (exception, error pc or -1): of warps that have ended meanwhile, too."""
+        """Multiprocessor -> (exception, error pc or -1), also of warps that have ended since."""
         found = {}
         for _, sm in self._rows(layouts.SMS):
             if "exception" in (sm.dtype.names or ()) and sm["exception"]:
@@ -120,15 +121,16 @@ class Core:
     def warps(self) -> list[Warp]:
         """All warps, those that faulted first."""
         blocks = {
-            (section.index, at): (section, row) for (section, at), row in self._placed(layouts.BLOCKS)
+            (section.place, at): (section, row)
+            for (section, at), row in self._placed(layouts.BLOCKS)
         }
         lanes = {(s.link, s.info): s for s in self.elf.of_type(layouts.LANES)}
         found = []
         for (section, at), warp in self._placed(layouts.WARPS):
             if (section.link, section.info) not in blocks:
-                raise CoreError(f"section {section.index} names a block that is not there")
+                raise CoreError(f"section {section.place} names a block that is not there")
             of, block = blocks[section.link, section.info]
-            threads = lanes.get((section.index, at))
+            threads = lanes.get((section.place, at))
             if threads is None:
                 continue
             found.append(
@@ -138,7 +140,7 @@ class Core:
                     block=(int(block["x"]), int(block["y"]), int(block["z"])),
                     error_pc=int(warp["error_pc"]) if warp["error_pc_valid"] else -1,
                     lanes=self._table(threads),
-                    place=threads.index,
+                    place=threads.place,
                 )
             )
         return sorted(found, key=lambda w: not w.faulted)
@@ -161,7 +163,7 @@ class Core:
 
     @cached_property
     def _registers(self) -> tuple[Any, Any]:
-        """The sections with registers, and the thread tables that they belong to; sorted by these."""
+        """The sections with registers and the thread tables that they are of, sorted by these."""
         places = self.elf.places(layouts.REGISTERS)
         links = self.elf.table["link"][places]
         order = np.argsort(links, kind="stable")

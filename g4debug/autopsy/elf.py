@@ -14,10 +14,8 @@ import numpy as np
 from g4debug.autopsy.errors import CoreError
 
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
-_SECTION = np.dtype(
-    [("name", "<u4"), ("type", "<u4"), ("flags", "<u8"), ("address", "<u8"), ("offset", "<u8")]
-    + [("size", "<u8"), ("link", "<u4"), ("info", "<u4"), ("align", "<u8"), ("entry", "<u8")]
-)
+_FIELDS = ["name", "type", "flags", "address", "offset", "size", "link", "info", "align", "entry"]
+_SECTION = np.dtype([(name, f"<{form}") for name, form in zip(_FIELDS, "IIQQQQIIQQ", strict=True)])
 MAGIC = b"\x7fELF\x02\x01"  # 64 bits, little-endian
 MOST = 4_000_000  # sections; a core dump of a whole H100 has some 900,000
 MOST_OF_A_TYPE = 200_000  # that are taken one by one; those with registers are not
@@ -26,9 +24,9 @@ LONGEST = 4096  # characters of a name
 
 
 class Section(NamedTuple):
-    """A section. link, info: what they mean depends on the type. index: its place in the table."""
+    """A section. link, info: what they mean depends on the type. place: in the table."""
 
-    index: int
+    place: int
     name: int  # where its name is among the names
     type: int
     address: int
@@ -93,7 +91,7 @@ class Elf:
         end = section.offset + section.size
         if end > len(self.data):
             raise CoreError(
-                f"it is cut off: section {section.index} ends at byte {end}, the file at byte "
+                f"it is cut off: section {section.place} ends at byte {end}, the file at byte "
                 f"{len(self.data)}"
             )
         return self.data[section.offset : end]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 from pathlib import Path
 
 from g4debug.autopsy import core as cores
@@ -15,6 +16,7 @@ from g4debug.findings.record import Autopsy, PageEvent, TrapRecord
 
 SHOWN = 8  # events and steps of the dump
 LARGEST_INT32 = 0x7FFF_FFFF
+APART = 3600  # seconds; a core and a dump of one crash are not that far apart
 NO_MAP = "there is no memory map: without the dump of the process, an address is only a number"
 
 
@@ -27,7 +29,7 @@ def examine(path: Path, record: TrapRecord | None = None) -> Autopsy:
 
 
 def of_core(core: Core, name: str, record: TrapRecord | None) -> Autopsy:
-    memory = record.memory if record is not None else None
+    memory, notes = _map(core, record)
     warps, exception, pc = _faulted(core)
     warp = warps[0] if warps else None
     grid = core.grids.get(warp.grid) if warp is not None else _only(core)
@@ -45,15 +47,14 @@ def of_core(core: Core, name: str, record: TrapRecord | None) -> Autopsy:
         driver=core.driver,
         time=core.time,
     )
-    notes = [f"no source line: {place.why}"] if place.why and not place.line else []
+    if place.why and not place.line:
+        notes.append(f"no source line: {place.why}")
     if exception == layouts.ASSERT:
         return dataclasses.replace(
             known,
             verdict=f"{_who(known)}: an assertion in the kernel failed; no address is in play",
             notes=tuple(notes),
         )
-    if memory is None:
-        notes.append(NO_MAP)
     others = [w for w in core.warps if w.grid == (warp.grid if warp else -1) and not w.faulted]
     voters = votes.Voters(core, [*warps, *others])
     among = votes.pointers(grid, memory)
@@ -63,6 +64,24 @@ def of_core(core: Core, name: str, record: TrapRecord | None) -> Autopsy:
     if base is None:
         return _innocent(known, found, memory, notes)
     return _of_page(known, found, base, record, notes)
+
+
+def _map(core: Core, record: TrapRecord | None) -> tuple[MemoryMap | None, list[str]]:
+    """The memory map of the dump, and what speaks against it: it may be another process's."""
+    if record is None or record.memory is None:
+        return None, [NO_MAP]
+    if record.memory.device == "cpu":
+        return None, ["the dump is of a process on the CPU engine, so it is not of this core dump"]
+    try:
+        apart = datetime.fromisoformat(core.time) - datetime.fromisoformat(record.created)
+    except (ValueError, TypeError):
+        return record.memory, []
+    seconds = abs(apart.total_seconds())
+    if seconds > APART:
+        return record.memory, [
+            f"the core and the dump are {seconds / 3600:.0f} h apart: one crash?"
+        ]
+    return record.memory, []
 
 
 def _faulted(core: Core) -> tuple[list[Warp], int, int]:
@@ -223,7 +242,9 @@ def _event(event: PageEvent) -> str:
     of = f" for {event.request}" if event.request else ""
     by = f" by {event.caller}" if event.caller else ""
     shown = ", ".join(map(str, event.pages[:SHOWN]))
-    return f"step {event.step}: {event.kind} of {event.count} pages ({shown}) of {event.pool}{of}{by}"
+    return (
+        f"step {event.step}: {event.kind} of {event.count} pages ({shown}) of {event.pool}{of}{by}"
+    )
 
 
 def _steps(request: str, record: TrapRecord) -> Iterator[str]:

@@ -14,10 +14,8 @@ from g4debug.autopsy.errors import CoreError
 
 SYMBOLS, CODE = 2, 1  # SHT_SYMTAB, SHT_PROGBITS
 FUNCTION = 2  # STT_FUNC
-_SYMBOL = np.dtype(
-    [("name", "<u4"), ("info", "u1"), ("other", "u1"), ("section", "<u2")]
-    + [("value", "<u8"), ("size", "<u8")]
-)
+_FIELDS = ["name", "info", "other", "section", "value", "size"]
+_SYMBOL = np.dtype([(name, f"<{form}") for name, form in zip(_FIELDS, "IBBHQQ", strict=True)])
 INSTRUCTION = 16  # bytes, since Volta
 # The low 12 bits of the instructions that read or write global memory by an address in registers:
 # LD, LDG, ST, STG, LDGSTS, ATOM, ATOMG, RED. Seen in NVIDIA's disassembly of sm_70 to sm_90.

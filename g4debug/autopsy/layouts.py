@@ -41,7 +41,9 @@ TABLES: dict[int, tuple[str, Fields, Fields]] = {
     GRIDS: (
         "grid table",
         _fields("<u8", "id context function entry module parent parameters_offset")
-        + _fields("<u4", "kind origin status registers grid_x grid_y grid_z block_x block_y block_z")
+        + _fields(
+            "<u4", "kind origin status registers grid_x grid_y grid_z block_x block_y block_z"
+        )
         + _fields("<u4", "blocking tid"),
         _fields("<u4", "cluster_x cluster_y cluster_z pad0")  # r525
         + _fields("<u4", "preferred_x preferred_y preferred_z pad1"),  # r565
@@ -49,7 +51,8 @@ TABLES: dict[int, tuple[str, Fields, Fields]] = {
     SMS: (
         "SM table",
         _fields("<u4", "id pad0"),
-        _fields("<u4", "exception error_pc_valid") + _fields("<u8", "error_pc")  # r555
+        _fields("<u4", "exception error_pc_valid")
+        + _fields("<u8", "error_pc")  # r555
         + _fields("<u4", "target_valid target_x target_y target_z"),  # r565
     ),
     BLOCKS: (
@@ -135,7 +138,5 @@ def table(kind: int, data: memoryview, entry: int) -> np.ndarray:
         at += size
     if len(data) % entry:
         raise CoreError(f"its {name} is damaged: {len(data)} bytes are no entries of {entry}")
-    layout = np.dtype(
-        {"names": names, "formats": formats, "offsets": offsets, "itemsize": entry}  # type: ignore[call-overload]
-    )
+    layout = np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": entry})
     return np.frombuffer(data, layout)

@@ -16,10 +16,10 @@ def size(nbytes: int) -> str:
 
 
 def inside(r: MemoryRange, address: int) -> str:
-    """``page 5 of 373 in K of layer 22 (swa pool), token 3``, or what else it is in."""
+    """``page 5 of K of layer 22 (swa pool), token 3``, or what else it is in."""
     if r.is_kv:
         page, token = r.page_at(address)
-        return f"page {page} of {r.pages} in {r}, token {token}"
+        return f"page {page} of {r}, token {token}; it has pages 0 to {r.pages - 1}"
     if r.what in (SEGMENT, GIVEN_BACK):
         kind = "memory that was given back to CUDA" if r.what == GIVEN_BACK else "PyTorch's memory"
         return f"{kind}: a segment of {size(r.nbytes)} with {r.name or 'nothing that is known'}"

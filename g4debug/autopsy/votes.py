@@ -136,11 +136,11 @@ def _exact(
         inside = _inside(insiders, pointer, among)
         scored.append((numbered, inside, pointer))
     best = max(scored, key=lambda s: (s[0], s[1]), default=(0, 0, None))
-    if best[0] or best[1]:
-        base, rivals = best[2], ()
-    else:
+    base: Pointer | None = best[2]
+    rivals: tuple[Pointer, ...] = ()
+    if not (best[0] or best[1]):
         base, rivals = _nearest(int(addresses.min()), among)
-    page, agree, address = _most(addresses, base)
+    agree, address = _most(addresses, base)
     return Vote(len(of), agree, True, address, base, best[0], best[1], rivals)
 
 
@@ -162,7 +162,7 @@ def _anywhere(
         mine = nearest == at
         if not pointer.is_kv or not mine.any():
             continue
-        page, agree, address = _most(addresses[mine], pointer, row[mine])
+        agree, address = _most(addresses[mine], pointer, row[mine])
         numbered = _numbered(voters.registers[row[mine]], addresses[mine], pointer)
         rivals = tuple(p for p in among if p.is_kv and p is not pointer)
         found.append(Vote(lanes, agree, False, address, pointer, numbered, 0, rivals))
@@ -220,18 +220,20 @@ def _nearest(address: int, among: Sequence[Pointer]) -> tuple[Pointer | None, tu
     return base, tuple(p for p in among if p.is_kv and p is not base)
 
 
-def _most(addresses: Any, base: Pointer | None, lanes: Any = None) -> tuple[int, int, int]:
-    """(page, lanes that have an address in it, the lowest such address); without KV, of 2 MiB.
+def _most(addresses: Any, base: Pointer | None, lanes: Any = None) -> tuple[int, int]:
+    """How many lanes have an address in the most frequent page, and the lowest such address.
 
-    lanes: the lane of each address, if a lane may have several.
+    Without a KV buffer, of 2 MiB in place of a page. lanes: the lane of each address, if a lane may
+    have several.
     """
     b = base.buffer if base is not None and base.is_kv else None
-    keys = addresses >> np.uint64(21) if b is None else (addresses.astype(np.int64) - b.start) // b.page_bytes
-    if lanes is not None:
-        once = np.unique(np.stack([keys.astype(np.int64), lanes]), axis=1)[0]
-    else:
-        once = keys
+    keys = addresses >> np.uint64(21) if b is None else _pages(addresses, b)
+    keys = keys.astype(np.int64)
+    once = keys if lanes is None else np.unique(np.stack([keys, lanes]), axis=1)[0]
     values, counts = np.unique(once, return_counts=True)
     page = values[int(counts.argmax())]
-    agree = int(counts.max())
-    return int(page), agree, int(addresses[keys == page].min())
+    return int(counts.max()), int(addresses[keys == page].min())
+
+
+def _pages(addresses: Any, b: MemoryRange) -> Any:
+    return (addresses.astype(np.int64) - b.start) // b.page_bytes

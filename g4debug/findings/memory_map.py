@@ -45,7 +45,7 @@ class MemoryRange:
 
     @property
     def is_kv(self) -> bool:
-        """A KV buffer whose pages are known. Its numbers are real ones: they may be a stranger's."""
+        """A KV buffer whose pages are known; its numbers may come from a stranger's dump."""
         sizes = 0 < self.page_size <= self.page_bytes <= self.nbytes < LARGEST
         return self.what == KV and sizes and 0 < self.start < LARGEST
 
