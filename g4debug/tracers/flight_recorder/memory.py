@@ -184,8 +184,8 @@ def _backend(backend: Any, runner: str) -> Iterator[MemoryRange]:
         seen.add(id(value))
         if isinstance(value, torch.Tensor):
             name = f"{type(backend).__name__}{path}"
-            what = "page table" if path.endswith("page_table") else "token list"
-            indexes = path.endswith(("page_table", "indices"))
+            what = "page table" if path.rstrip("]").endswith("page_table") else "token list"
+            indexes = path.rstrip("]").endswith(("page_table", "indices"))
             yield _whole(value, what if indexes else "attention buffer", name, runner)
         elif depth < DEPTH:
             waiting += [(f"{path}{at}", item, depth + 1) for at, item in _items(value, depth)]
