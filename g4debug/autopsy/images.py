@@ -23,6 +23,7 @@ MEMORY = {
     0x980: "LD", 0x981: "LDG", 0x985: "ST", 0x986: "STG", 0xFAE: "LDGSTS", 0x38A: "ATOM",
     0x3A8: "ATOMG", 0x9A8: "ATOMG", 0x98E: "RED", 0x9A6: "REDG",
 }  # fmt: skip
+LONGEST_NUMBER = 5  # digits of the length of a name
 ZERO = 255  # the register that is always 0
 
 
@@ -104,7 +105,7 @@ def decode(instruction: bytes) -> Access | None:
     return Access(name, register, offset - (1 << 24) if offset >> 23 else offset)
 
 
-_PART = re.compile(r"(\d{1,4})")
+_PART = re.compile(r"(\d+)")
 
 
 def demangled(name: str) -> str:
@@ -118,10 +119,11 @@ def demangled(name: str) -> str:
     parts: list[str] = []
     while found := _PART.match(name, at):
         begin = found.end()
-        at = begin + int(found[1])
-        part = name[begin:at]
-        if not part:
+        size = int(found[1][:LONGEST_NUMBER])
+        if not 0 < size <= len(name) - begin:
             break
+        at = begin + size
+        part = name[begin:at]
         parts.append("(anonymous)" if part.startswith("_GLOBAL__N_") else part)
     if not parts:
         return name

@@ -15,6 +15,7 @@ def row_of(kernel: str, block: Sequence[int], dtype: str) -> int:
 
     With FP8 KV another kernel of the same name may run, whose z also counts the heads.
     """
+    kernel = kernel.removesuffix("<…>")
     axis = next((a.kernels[kernel] for a in adapters() if kernel in a.kernels), "")
     if not axis or len(block) != len(AXES) or (axis == "z" and dtype.startswith("float8")):
         return -1

@@ -43,11 +43,11 @@ def run(args: argparse.Namespace) -> int:
     if args.write and args.dump is None:
         raise CliError("--write needs the DUMP that the autopsy is put into")
     record = None if args.dump is None else read_dump(args.dump)
-    try:
-        with no_traceback(f"{args.core}: it was opened, but cannot be read", "cuda-gdb"):
+    with no_traceback(f"{args.core}: it was opened, but cannot be read", "cuda-gdb"):
+        try:
             found = examine.examine(args.core, record)
-    except CoreError as e:
-        raise CliError(f"{args.core}: {e}") from e
+        except CoreError as e:
+            raise CliError(f"{args.core}: {e}") from e
     if args.write and record is not None:
         whole = dataclasses.replace(record, autopsy=found)
         writing.write(writing.encode(whole), args.dump.absolute().parent, args.dump.name)
