@@ -86,6 +86,9 @@ class Adapter(ABC):
         plan a forward with a bound.
     decode_is_spread: its decode kernel spreads one request's KV over the GPU, and its prefill
         kernel does not.
+    kernels: the name of each of its attention kernels -> the axis of the grid ("x", "y" or "z")
+        on which a block's place is its row of the batch; where the axis also counts the heads of a
+        KV cache, these are the inner ones.
     without_swa: the values of the backend's fields if it takes its KV pool for one without SWA; {}
         if it has no such fields.
     """
@@ -102,6 +105,7 @@ class Adapter(ABC):
     views: tuple[str, ...] | None = None
     lengths_on_device: bool = False
     decode_is_spread: bool = False
+    kernels: ClassVar[Mapping[str, str]] = {}
     without_swa: ClassVar[Mapping[str, Any]] = {}
 
     @abstractmethod

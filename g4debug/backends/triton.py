@@ -66,6 +66,13 @@ class Triton(ListAdapter):
     views = ("kv_indptr", "window_kv_indptr", "qo_indptr", "mask_indptr")
     lengths_on_device = True
     decode_is_spread = True
+    kernels: ClassVar = {
+        "_fwd_kernel_stage1": "x",
+        "_fwd_grouped_kernel_stage1": "x",
+        "_fwd_kernel_stage2": "x",
+        "_fwd_kernel": "x",
+        "_fwd_kernel_unified": "x",
+    }
 
     def __init__(self) -> None:
         # By id() of a backend of a multi-step draft: its number, topk, and the draft's own window.

@@ -35,6 +35,7 @@ class TrtllmMha(TableAdapter):
     }
     views = ()
     lengths_on_device = True
+    kernels: ClassVar = {"kernel_mha": "z"}  # FlashInfer's XQA, on Hopper
     # From 0.5.14 on there is the mapping, too, from full to SWA slots, for its CUDA graphs.
     without_swa: ClassVar = {
         "use_sliding_window_kv_pool": False,

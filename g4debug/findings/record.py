@@ -15,6 +15,7 @@ from typing import Literal
 
 import torch
 
+from g4debug.findings.memory_map import MemoryMap
 from g4debug.findings.status import TracerStatus
 
 KIND = "g4debug-dump"
@@ -239,6 +240,40 @@ class Lookup:
 
 
 @dataclass(frozen=True)
+class Autopsy:
+    """What a CUDA core dump says of the crash, see :mod:`g4debug.autopsy`. Unknown: '' or -1.
+
+    The sentences are for a reader; the other fields are what they were made of.
+    """
+
+    core: str  # the file's name
+    verdict: str  # one sentence: which page of which buffer, or that it was none
+    exception: str = ""  # "CUDA_EXCEPTION_14: warp illegal address"
+    kernel: str = ""  # demangled
+    line: str = ""  # "decode_attention.py:353", where the kernel's image has lines
+    grid: tuple[int, ...] = ()  # blocks in x, y, z
+    block: tuple[int, ...] = ()  # the index of the block that faulted
+    device: str = ""  # the GPU's name
+    driver: str = ""  # "580.159, CUDA 13.0"
+    time: str = ""  # when the core was written, ISO 8601, UTC
+    address: int = -1  # that faulted
+    lanes: int = -1  # of the warps that faulted
+    agree: int = -1  # so many of them have an address in that page in their registers
+    pool: str = ""  # "full" or "swa"
+    layer: int = -1
+    part: str = ""  # "K" or "V"
+    page: int = -1  # negative in front of the buffer; known if `pages` is
+    pages: int = -1  # of the buffer
+    token: int = -1  # in the page
+    where: str = ""  # "behind", "before" or "in" the buffer, or what the address is in
+    row: int = -1  # of the batch
+    request: str = ""
+    cause: str = ""
+    history: tuple[str, ...] = ()  # what the dump says of that page and row, oldest first
+    notes: tuple[str, ...] = ()  # how sure it is, and what it could not read
+
+
+@dataclass(frozen=True)
 class Evidence:
     """The evidence that a tracer adds to a finding for the dump."""
 
@@ -291,4 +326,6 @@ class TrapRecord:
     asserts: tuple[DeviceAssert, ...] = ()  # of kernels, in the order in which they were printed
     lookups: tuple[Lookup, ...] = ()  # those that may have failed first, only for a device assert
     tape: Tape | None = None  # None: nothing is on it, or G4DEBUG_TAPE=0
+    memory: MemoryMap | None = None  # None: not made yet, or by an older g4debug
+    autopsy: Autopsy | None = None  # of the CUDA core dump, if there was one
     schema: int = SCHEMA

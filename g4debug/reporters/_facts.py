@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from g4debug.dumps.heads import quoted
 from g4debug.findings.kinds import FORMER_CHECKS, KINDS, Contain
-from g4debug.findings.record import Location, OtherHook, Plain, Pool, TrapRecord
+from g4debug.findings.record import Autopsy, Location, OtherHook, Plain, Pool, TrapRecord
 from g4debug.findings.status import TracerStatus
 from g4debug.reporters import _evidence
 from g4debug.reporters._evidence import ROWS, Grid, TableView, percent, rounded, table_view, unit
@@ -129,6 +129,7 @@ def report(
     groups: list[list[Block]] = [
         top,
         [Entry("EXPECTED", _text(f.expected, "good")), Entry("GOT", _text(f.got, "bad"))],
+        [] if record.autopsy is None else autopsy(record.autopsy),
         _table(record, rows, number),
         _history("ASSERTS", "that CUDA printed", _evidence.asserts(record, most)),
         _history("LOOKUPS", "which one it may have been", _evidence.lookups(record, most)),
@@ -203,6 +204,31 @@ def _step_mode(record: TrapRecord) -> str:
 def _ran(at: Location) -> int:
     """-1 if no forward was watched: then nobody knows whether it was eager or a replay."""
     return 0 if at.replay or at.runner or at.layer >= 0 else -1
+
+
+def autopsy(a: Autopsy) -> list[Block]:
+    """What a CUDA core dump says: the verdict, the kernel, the address, and how sure that is."""
+    kernel = f"{a.kernel or 'an unknown kernel'}{f' at {a.line}' if a.line else ''}"
+    block = f"block {_triple(a.block)} of a grid of {_triple(a.grid)}" if a.block else ""
+    at: list[Item] = [(Span(text),) for text in (kernel, block) if text]
+    if a.address >= 0:
+        at.append((Span(f"address {a.address:#x}"),))
+    made = ", ".join(filter(None, (a.device, a.driver and f"driver {a.driver}", a.time)))
+    lines: list[Line] = [((Span(a.verdict, "bad"),),), tuple(at)]
+    if a.cause:
+        lines.append(((Span(a.cause, "strong"),),))
+    blocks: list[Block] = [Entry("AUTOPSY", tuple(lines))]
+    if a.history:
+        some = a.history[:MAX_ITEMS]
+        blocks.append(Entry("OF IT", tuple(((Span(text),),) for text in some)))
+    if a.notes:
+        blocks.append(Entry("HOW SURE", tuple(((Span(text),),) for text in a.notes[:MAX_ITEMS])))
+    blocks.append(Entry("CORE", (((Span(a.core),), (Span(made, "dim"),)),)))
+    return blocks
+
+
+def _triple(numbers: Sequence[int]) -> str:
+    return f"({', '.join(map(str, numbers[:3]))})"
 
 
 def environment(record: TrapRecord, source: str = "") -> list[Block]:

@@ -79,6 +79,12 @@ def render(
             _block(block, console, s)
 
 
+def entries(some: Sequence[_facts.Block], console: Console) -> None:
+    """Print a few blocks alone, as they stand in a report."""
+    for block in some:
+        _block(block, console, symbols_for(console.encoding))
+
+
 def _block(block: _facts.Block, console: Console, s: Symbols) -> None:
     if isinstance(block, _facts.Entry):
         room, sep = console.width - LABEL, f" {s.bullet} "

@@ -10,9 +10,10 @@ import platform
 from collections.abc import Callable
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, TypeVar
 
 from g4debug.dumps import launch
+from g4debug.findings.memory_map import MemoryMap
 from g4debug.findings.record import (
     Evidence,
     Finding,
@@ -64,6 +65,7 @@ def device() -> dict[str, str]:
     }
 
 
+_T = TypeVar("_T")
 SIZES = (
     "vocab_size",
     "context_len",
@@ -112,6 +114,7 @@ class Describer:
         # Looks at our hooks, so that the status is true, and lists who else is at our sites.
         self.look: Callable[[], tuple[OtherHook, ...]] = tuple
         self.tape: Callable[[], Tape | None] = lambda: None  # up to now; None if there is none
+        self.memory: Callable[[], MemoryMap | None] = lambda: None  # as it was made last
         self.launch = ""  # its name; of several nodes once the scheduler's arguments are known
         self._machine: dict[str, str] = {}
 
@@ -147,13 +150,16 @@ class Describer:
             launch=self.launch,
             plugins=dict(self.plugins),
             others=others,
-            tape=self._tape(),
+            tape=_optional("tape", self.tape),
+            memory=_optional("memory map", self.memory),
             **vars(evidence),
         )
 
-    def _tape(self) -> Tape | None:
-        try:
-            return self.tape()
-        except Exception:  # the finding must not lose its dump
-            logger.exception("g4debug: the dump has no tape. Please report this.")
-            return None
+
+def _optional(what: str, ask: Callable[[], _T]) -> _T | None:
+    """A part of a dump. If it cannot be had, the finding must not lose its dump."""
+    try:
+        return ask()
+    except Exception:
+        logger.exception("g4debug: the dump has no %s. Please report this.", what)
+        return None

@@ -33,6 +33,7 @@ from g4debug.tracers.flight_recorder.assert_evidence import Asserted
 from g4debug.tracers.flight_recorder.completed_steps import Waited
 from g4debug.tracers.flight_recorder.coredump import core_dump, ends_the_process
 from g4debug.tracers.flight_recorder.coverage import Death, innocence
+from g4debug.tracers.flight_recorder.memory import MemoryWatch
 from g4debug.tracers.flight_recorder.progress import Hang, Progress
 from g4debug.tracers.flight_recorder.sigterm import SigtermWatch
 from g4debug.tracers.flight_recorder.stderr_capture import Printed
@@ -66,6 +67,7 @@ class FlightRecorder:
         context.after("scheduler.init", self.after_scheduler_init)
         context.before("scheduler.recv_requests", progress.came_round)
         context.before("runner.init", self.seen.runner)
+        MemoryWatch(context, self.seen).install()
         context.before("scheduler.run_batch", progress.step_begins)
         context.before("scheduler.run_batch", self.seen.batch)
         context.after("scheduler.run_batch", progress.step_ends)

@@ -57,6 +57,11 @@ def test_a_dead_device_leaves_the_last_steps(runs):
     assert record.steps[0].time_ns < last.time_ns
     assert {p.name for p in record.pools} == {"full", "swa"}
     assert all(p.used_tokens > 0 for p in record.pools)
+    kv = [r for r in record.memory.kv if r.runner == "target"]
+    sizes = {(p.name, p.pages) for p in record.pools}
+    assert {(r.pool, r.pages) for r in kv} == sizes
+    assert {r.part for r in kv} == {"K", "V"}
+    assert {"req_to_token", "mapping", "weights"} <= {r.what for r in record.memory.ranges}
     # Said before SGLang's own words, which are what they would have been.
     assert run.text.index(f.headline) < run.text.index("Scheduler hit an exception")
     assert "torch.AcceleratorError: CUDA error" in run.text

@@ -1,0 +1,260 @@
+"""The autopsy: what a CUDA core dump says of the crash, with the memory map of the dump."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+
+from g4debug.autopsy import core as cores
+from g4debug.autopsy import images, layouts, places, rows, votes
+from g4debug.autopsy.core import Core, Grid, Warp
+from g4debug.autopsy.votes import Vote
+from g4debug.findings.memory_map import MemoryMap, MemoryRange
+from g4debug.findings.record import Autopsy, PageEvent, TrapRecord
+
+SHOWN = 8  # events and steps of the dump
+LARGEST_INT32 = 0x7FFF_FFFF
+APART = 3600  # seconds; a core and a dump of one crash are not that far apart
+NO_MAP = "there is no memory map: without the dump of the process, an address is only a number"
+
+
+def examine(path: Path, record: TrapRecord | None = None) -> Autopsy:
+    """The autopsy of a core dump; with the dump of the same process, by its memory map.
+
+    Raises CoreError if the file is no core dump, is damaged, or has an unknown layout.
+    """
+    return of_core(cores.read(path), path.name, record)
+
+
+def of_core(core: Core, name: str, record: TrapRecord | None) -> Autopsy:
+    memory, notes = _map(core, record)
+    warps, exception, pc = _faulted(core)
+    warp = warps[0] if warps else None
+    grid = core.grids.get(warp.grid) if warp is not None else _only(core)
+    place = images.find(core.images(), pc) if pc >= 0 else images.Place()
+    entry = images.find(core.images(), grid.entry) if grid is not None else images.Place()
+    known = Autopsy(
+        core=name,
+        verdict="",
+        exception=layouts.exception(exception) if exception else "none is noted",
+        kernel=entry.kernel or place.kernel,
+        line=place.line,
+        grid=() if grid is None else grid.size,
+        block=() if warp is None else warp.block,
+        device=core.device,
+        driver=core.driver,
+        time=core.time,
+    )
+    if place.why and not place.line:
+        notes.append(f"no source line: {place.why}")
+    if exception == layouts.ASSERT:
+        return dataclasses.replace(
+            known,
+            verdict=f"{_who(known)}: an assertion in the kernel failed; no address is in play",
+            notes=tuple(notes),
+        )
+    others = [w for w in core.warps if w.grid == (warp.grid if warp else -1) and not w.faulted]
+    voters = votes.Voters(core, [*warps, *others])
+    among = votes.pointers(grid, memory)
+    found = votes.vote(voters, place.access, among, memory)
+    notes += _sureness(found, place, memory)
+    base = found.base.buffer if found.base is not None and found.base.is_kv else None
+    if base is None:
+        return _innocent(known, found, memory, notes)
+    return _of_page(known, found, base, record, notes)
+
+
+def _map(core: Core, record: TrapRecord | None) -> tuple[MemoryMap | None, list[str]]:
+    """The memory map of the dump, and what speaks against it: it may be another process's."""
+    if record is None or record.memory is None:
+        return None, [NO_MAP]
+    if record.memory.device == "cpu":
+        return None, ["the dump is of a process on the CPU engine, so it is not of this core dump"]
+    try:
+        apart = datetime.fromisoformat(core.time) - datetime.fromisoformat(record.created)
+    except (ValueError, TypeError):
+        return record.memory, []
+    seconds = abs(apart.total_seconds())
+    if seconds > APART:
+        return record.memory, [
+            f"the core and the dump are {seconds / 3600:.0f} h apart: one crash?"
+        ]
+    return record.memory, []
+
+
+def _faulted(core: Core) -> tuple[list[Warp], int, int]:
+    """The warps that faulted, the exception and the address of its instruction, -1 if not known.
+
+    If a warp has ended meanwhile, only its multiprocessor says what happened.
+    """
+    warps = [w for w in core.warps if w.faulted]
+    noted = next(iter(core.multiprocessors.values()), (0, -1))
+    for warp in warps:
+        exception = max(map(int, warp.lanes["exception"]), default=0) or noted[0]
+        return [w for w in warps if w.grid == warp.grid], exception, warp.error_pc
+    return warps, *noted
+
+
+def _only(core: Core) -> Grid | None:
+    return next(iter(core.grids.values())) if len(core.grids) == 1 else None
+
+
+def _who(known: Autopsy) -> str:
+    line = f" ({known.line})" if known.line else ""
+    return f"{known.exception} in {known.kernel or 'an unknown kernel'}{line}"
+
+
+def _sureness(vote: Vote, place: images.Place, memory: MemoryMap | None) -> Iterator[str]:
+    """How sure the address is, and how sure the buffer that it was meant for."""
+    if vote.address < 0:
+        return
+    lanes = f"{vote.agree} of {vote.lanes} lanes"
+    if vote.exact and place.access is not None:
+        a = place.access
+        yield (
+            f"{lanes} have it in registers R{a.register} and R{a.register + 1}, which the "
+            f"instruction that faulted ({a.name}) takes as an address"
+        )
+    else:
+        yield (
+            f"{lanes} have an address of this page in some pair of registers; the registers of the "
+            "instruction that faulted do not have it any more, or it is not known"
+        )
+    if vote.base is None:
+        return
+    if vote.numbered:
+        yield f"{vote.numbered} lanes also have the number of that page or token in a register"
+    if vote.inside:
+        yield f"the same registers of {vote.inside} other lanes point into that buffer"
+    rivals = [p.buffer for p in vote.rivals if p.buffer is not None]
+    if not vote.sure and rivals:
+        others = ", ".join(places.outside(r, vote.address) for r in rivals[:3])
+        yield f"only that it is nearest below tells which buffer it was meant for; else: {others}"
+
+
+def _innocent(known: Autopsy, vote: Vote, memory: MemoryMap | None, notes: list[str]) -> Autopsy:
+    """No KV buffer of the kernel is near: what the address is in instead."""
+    if vote.address < 0:
+        verdict = f"{_who(known)}: no register has an address that is known to be wrong"
+        return dataclasses.replace(known, verdict=verdict, notes=tuple(notes), lanes=vote.lanes)
+    where = ""
+    if memory is not None:
+        where = places.words(vote.address, memory)
+        if vote.base is not None:
+            name = str(vote.base.buffer) if vote.base.buffer is not None else "a buffer"
+            where += f"; the kernel's nearest pointer is {vote.base.address:#x}, {name}"
+        where = where if where.startswith("not a KV page") else f"not a KV page: {where}"
+    verdict = f"{_who(known)}: address {vote.address:#x}" + (f", {where}" if where else "")
+    return dataclasses.replace(
+        known,
+        verdict=verdict,
+        address=vote.address,
+        lanes=vote.lanes,
+        agree=vote.agree,
+        where=where,
+        notes=tuple(notes),
+    )
+
+
+def _of_page(
+    known: Autopsy,
+    vote: Vote,
+    buffer: MemoryRange,
+    record: TrapRecord | None,
+    notes: list[str],
+) -> Autopsy:
+    page, token = buffer.page_at(vote.address)
+    steps = record.steps if record is not None else ()
+    row = rows.row_of(known.kernel, known.block, buffer.dtype)
+    request = rows.request_of(row, steps)
+    where = places.outside(buffer, vote.address)
+    of = f"; row {row} of the batch" if row >= 0 else ""
+    if request:
+        of += f", request {request}"
+    elif row >= 0:
+        notes.append("whose row that is, the dump's last steps do not tell for sure")
+    likely = "" if vote.sure or not vote.rivals else "most likely "
+    return dataclasses.replace(
+        known,
+        verdict=f"{_who(known)}: {likely}{where}{of}",
+        address=vote.address,
+        lanes=vote.lanes,
+        agree=vote.agree,
+        pool=buffer.pool,
+        layer=buffer.layer,
+        part=buffer.part,
+        page=page,
+        pages=buffer.pages,
+        token=token,
+        where="before" if page < 0 else "behind",
+        row=row,
+        request=request,
+        cause=cause(buffer, page, token, record),
+        history=tuple(_history(buffer, page, request, record)),
+        notes=tuple(notes),
+    )
+
+
+def cause(buffer: MemoryRange, page: int, token: int, record: TrapRecord | None) -> str:
+    """Why a kernel may have got such a page, as far as the numbers alone fit."""
+    at = page * buffer.page_size + token
+    if LARGEST_INT32 in (page, at) or page * buffer.page_size == LARGEST_INT32 + 1:
+        return f"the index is {LARGEST_INT32:#x}, the largest int32: it was never written"
+    if page < 0:
+        return f"the index is negative (page {page}, token {at}): a padding or a wrong difference"
+    memory = record.memory if record is not None else None
+    others = {(r.pool, r.runner, r.pages) for r in memory.kv} if memory is not None else set()
+    larger = sorted(o for o in others if o[2] > page and o[2] > buffer.pages)
+    for pool, runner, pages in larger:
+        if (pool, buffer.pool) == ("full", "swa"):
+            return (
+                f"page {page} is one of the full pool ({pages} pages), but was read in the SWA "
+                f"pool ({buffer.pages} pages): it fits a table that was not translated"
+            )
+        draft = "the draft's " if runner == "draft" else ""
+        return f"page {page} is one of {draft}{pool} pool, which has {pages} pages: a larger pool's"
+    if page > 4 * max((o[2] for o in others), default=buffer.pages):
+        return f"no pool has a page {page}: the index was not written, or was overwritten"
+    return ""
+
+
+def _history(
+    buffer: MemoryRange, page: int, request: str, record: TrapRecord | None
+) -> Iterator[str]:
+    """What the dump has of that page, and of the request in that row."""
+    if record is None:
+        return
+    events = (*record.events, *record.allocator)
+    of_page = [e for e in events if page in e.pages]
+    for event in of_page[-SHOWN:]:
+        yield _event(event)
+    if not of_page and events and page >= 0:
+        yield f"the dump's {len(events)} last events of the allocator have no page {page}"
+    if request:
+        for event in [e for e in events if e.request == request and e not in of_page][-SHOWN:]:
+            yield _event(event)
+        yield from _steps(request, record)
+
+
+def _event(event: PageEvent) -> str:
+    of = f" for {event.request}" if event.request else ""
+    by = f" by {event.caller}" if event.caller else ""
+    shown = ", ".join(map(str, event.pages[:SHOWN]))
+    return (
+        f"step {event.step}: {event.kind} of {event.count} pages ({shown}) of {event.pool}{of}{by}"
+    )
+
+
+def _steps(request: str, record: TrapRecord) -> Iterator[str]:
+    mine = [s for s in record.steps if request in s.rids][-3:]
+    for step in mine:
+        at = step.rids.index(request)
+        parts: Sequence[tuple[str, tuple[int, ...]]] = (
+            ("tokens", step.seq_lens),
+            ("allocated", step.allocated),
+            ("evicted", step.evicted),
+        )
+        told = ", ".join(f"{name} {values[at]}" for name, values in parts if at < len(values))
+        yield f"step {step.step} ({step.forward_mode}): row {at} of {len(step.rids)}, {told}"

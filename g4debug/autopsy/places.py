@@ -1,0 +1,51 @@
+"""An address in words, by the memory map."""
+
+from __future__ import annotations
+
+from g4debug.findings.memory_map import GIVEN_BACK, SEGMENT, MemoryMap, MemoryRange
+
+FAR = 1 << 40  # bytes; nothing is said to be behind or in front of a buffer that is further away
+
+
+def size(nbytes: int) -> str:
+    """For example ``1.5 MiB``."""
+    for unit, shift in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if nbytes >= 1 << shift:
+            return f"{nbytes / (1 << shift):.1f} {unit}"
+    return f"{nbytes} bytes"
+
+
+def inside(r: MemoryRange, address: int) -> str:
+    """``page 5 of K of layer 22 (swa pool), token 3``, or what else it is in."""
+    if r.is_kv:
+        page, token = r.page_at(address)
+        return f"page {page} of {r}, token {token}; it has pages 0 to {r.pages - 1}"
+    if r.what in (SEGMENT, GIVEN_BACK):
+        kind = "memory that was given back to CUDA" if r.what == GIVEN_BACK else "PyTorch's memory"
+        return f"{kind}: a segment of {size(r.nbytes)} with {r.name or 'nothing that is known'}"
+    return f"{r}, {size(address - r.start)} from its begin"
+
+
+def outside(r: MemoryRange, address: int) -> str:
+    """``page 384 behind K of layer 22 (swa pool), which has 373 pages``."""
+    page, token = r.page_at(address)
+    where = "in front of" if page < 0 else "behind"
+    return f"{where} {r}: page {page}, token {token}, where it has pages 0 to {r.pages - 1}"
+
+
+def words(address: int, memory: MemoryMap) -> str:
+    """What an address is, in one sentence without its full stop."""
+    found = memory.at(address)
+    live = [r for r in found if r.what != GIVEN_BACK]
+    if live:
+        first = inside(live[0], address)
+        return first if live[0].is_kv else f"not a KV page: in {first}"
+    near = memory.below(address)
+    if near is None or address - near.end > FAR:
+        above = memory.above(address)
+        near = above if above is not None and above.start - address <= FAR else None
+    behind = f"; the nearest KV buffer: it is {outside(near, address)}" if near is not None else ""
+    if found:
+        return f"not mapped any more: in {inside(found[0], address)}{behind}"
+    nowhere = "in no buffer and no segment" if memory.segments else "in no buffer of the map"
+    return f"{nowhere}{behind}"

@@ -1,0 +1,58 @@
+"""Read a CUDA core dump: which kernel faulted, on which page, of which request.
+
+The CUDA driver writes a core dump where a kernel faults, if it was told to. It
+has the address that faulted, as a number. With the dump of the same process,
+which has a map of its memory, the number becomes a layer, K or V, a page, a row
+and a request, or the proof that it was no KV page at all. It needs no GPU, no
+CUDA and no cuda-gdb.
+
+--write puts the autopsy into the dump, so that show and report print it and the
+core dump may go.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from pathlib import Path
+
+from g4debug.cli import CliError, add_console_arguments, console_for, no_traceback
+
+NAME = "autopsy"
+HELP = "read a CUDA core dump: which kernel, page, row and request"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("core", type=Path, metavar="CORE", help="a CUDA core dump")
+    parser.add_argument(
+        "dump", type=Path, nargs="?", metavar="DUMP", help="the g4debug dump of the same process"
+    )
+    parser.add_argument("--json", action="store_true", help="print the autopsy as JSON")
+    parser.add_argument("--write", action="store_true", help="put the autopsy into DUMP")
+    add_console_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from g4debug.autopsy import examine
+    from g4debug.autopsy.errors import CoreError
+    from g4debug.cli.show import read_dump
+    from g4debug.dumps import writing
+    from g4debug.reporters import autopsy, json
+
+    if args.write and args.dump is None:
+        raise CliError("--write needs the DUMP that the autopsy is put into")
+    record = None if args.dump is None else read_dump(args.dump)
+    with no_traceback(f"{args.core}: it was opened, but cannot be read", "cuda-gdb"):
+        try:
+            found = examine.examine(args.core, record)
+        except CoreError as e:
+            raise CliError(f"{args.core}: {e}") from e
+    if args.write and record is not None:
+        whole = dataclasses.replace(record, autopsy=found)
+        writing.write(writing.encode(whole), args.dump.absolute().parent, args.dump.name)
+    if args.json:
+        json.write(found, sys.stdout)
+    else:
+        autopsy.render(found, console_for(args))
+    return 0

@@ -1,0 +1,30 @@
+"""What the addresses of a log are, on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from g4debug.autopsy.logs import Found
+from g4debug.findings.memory_map import MemoryMap
+from g4debug.reporters.text import clean, hang
+
+SHOWN = 160  # characters of a log's line
+
+
+def render(found: Sequence[Found], memory: MemoryMap, console: Console) -> None:
+    """Print each address and what it is, and how old the map is."""
+    for one in found:
+        if one.text:
+            console.print(Text(f"{one.line}: {clean(one.text[:SHOWN])}", "dim"))
+        says = f"{one.says}: " if one.says else ""
+        hang(console, Text(f"{says}{clean(one.where)}"), Text(f"{one.address:#x}  ", "bold"))
+    if not found:
+        console.print(Text("no address in it is known, and nobody complains about one", "yellow"))
+    age = (
+        f"The map was made in step {memory.step}" if memory.step > 0 else "The map is of the start"
+    )
+    more = f"; {memory.left_out} small buffers had no room in it" if memory.left_out else ""
+    console.print(Text(f"{age}, of {len(memory.ranges)} buffers{more}.", "dim"))

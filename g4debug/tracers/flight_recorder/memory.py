@@ -1,0 +1,251 @@
+"""Makes the memory map of this process: at start, and again on an idle server when it has changed.
+
+Everything is asked of host objects: a tensor knows its address, and PyTorch's caching allocator
+its segments. Nothing waits for the device. Buffers are found by what is there, not by a list: every
+tensor of a KV pool, of an attention backend, and of a model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+import time
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from g4debug.findings import memory_map
+from g4debug.findings.memory_map import GIVEN_BACK, KV, SEGMENT, MemoryMap, MemoryRange
+from g4debug.trapping.describe import Describer
+
+if TYPE_CHECKING:
+    from g4debug.tracers.base import Context
+    from g4debug.tracers.flight_recorder.embedding_lookups import Seen
+
+MOST = 512  # ranges beside the KV buffers: some 50 KB of a dump
+DEPTH = 3  # of attributes, lists and mappings in which an attention backend keeps its buffers
+ITEMS = 4096  # of an attention backend that are looked at
+OFTEN = 5  # seconds between two looks on an idle server
+OLD = 64  # segments that the allocator gave back, which are kept
+SMALL = 1 << 20  # bytes; smaller weights are only marked in their segment
+SMALL_ON_HOST = 4096  # where there are no segments
+PARTS = {"k_buffer": "K", "v_buffer": "V", "kv_buffer": "KV"}  # a pool's fields; others by name
+_GROUP = re.compile(r"(?:^|.*?\.)(layers\.\d+|embed\w*)(?:\.|$)")
+
+
+class MemoryWatch:
+    """Keeps the map of this process. It is read when the device may be dead."""
+
+    def __init__(self, context: Context, seen: Seen) -> None:
+        self.context, self.seen = context, seen
+        self.map: MemoryMap | None = None
+        self._state, self._next = -1, 0.0
+
+    def install(self) -> None:
+        self.context.after("scheduler.init", self.after_scheduler_init)
+        self.context.before("scheduler.on_idle", self.before_idle)
+        describer = self.context.trap.describe
+        if isinstance(describer, Describer):
+            describer.memory = self.last
+
+    def last(self) -> MemoryMap | None:
+        """The map. A scheduler that dies while it starts has none yet, and gets it now."""
+        if self.map is None:
+            self._make()
+        return self.map
+
+    def after_scheduler_init(self, result: Any, *args: Any, **kwargs: Any) -> Any:
+        self._make()
+        return result
+
+    def before_idle(self, *args: Any, **kwargs: Any) -> None:
+        now = time.monotonic()
+        if now >= self._next and self.map is not None:
+            self._next = now + OFTEN
+            if changed() != self._state:
+                self._make()
+
+    def _make(self) -> None:
+        recorder, old = self.context.recorder, self.map
+        self._state = changed()
+        new = make(recorder.scheduler, self.seen.runners, recorder.step)
+        self.map = new if old is None else _with_given_back(new, old)
+
+
+def _with_given_back(new: MemoryMap, old: MemoryMap) -> MemoryMap:
+    """The new map, and the segments of the old one that the allocator has given back to CUDA."""
+    there = {r.start for r in new.ranges if r.what == SEGMENT}
+    gone = [
+        dataclasses.replace(r, what=GIVEN_BACK)
+        for r in old.ranges
+        if r.what in (SEGMENT, GIVEN_BACK) and r.start not in there
+    ]
+    kept = sorted(gone, key=lambda r: -r.nbytes)[:OLD]
+    return dataclasses.replace(
+        new, ranges=tuple(sorted((*new.ranges, *kept), key=lambda r: (r.start, -r.nbytes)))
+    )
+
+
+def make(scheduler: Any, runners: Iterable[Any], step: int) -> MemoryMap:
+    """The map of a scheduler with these ``ModelRunner`` objects, the target's first."""
+    found = list(_indices(scheduler))
+    weights: list[MemoryRange] = []
+    device = ""
+    for runner in runners:
+        name = "draft" if getattr(runner, "is_draft_worker", False) else "target"
+        device = device or str(getattr(runner, "device", ""))
+        found += kv_buffers(getattr(runner, "token_to_kv_pool", None), name)
+        weights += _weights(getattr(runner, "model", None), name)
+        found += _backend(getattr(runner, "attn_backend", None), name)
+    cuda = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    if cuda:
+        device = f"cuda:{torch.cuda.current_device()}"
+        found += _segments(found, weights)
+    large = [w for w in weights if w.nbytes >= (SMALL if cuda else SMALL_ON_HOST)]
+    return memory_map.make((*found, *large), MOST, step, device, cuda)
+
+
+def changed() -> int:
+    """A number that differs when the caching allocator has got or given back a segment."""
+    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]
+        return 0
+    stats = torch.cuda.memory_stats()
+    names = ("segment.all.allocated", "segment.all.freed")
+    return sum(int(stats.get(name, 0)) for name in names)
+
+
+def kv_buffers(pool: Any, runner: str) -> Iterator[MemoryRange]:
+    """The buffers of each layer of a KV pool; of a SWA pool, of both pools in it."""
+    mapping = getattr(pool, "layers_mapping", None)
+    if not mapping:
+        yield from _of_pool(pool, "full", runner, {})
+        return
+    for inner, name in ((pool.full_kv_pool, "full"), (pool.swa_kv_pool, "swa")):
+        ids = {at: layer for layer, (at, is_swa) in mapping.items() if is_swa == (name == "swa")}
+        yield from _of_pool(inner, name, runner, ids)
+
+
+def _of_pool(pool: Any, name: str, runner: str, ids: dict[int, int]) -> Iterator[MemoryRange]:
+    """ids: place in the pool -> layer id. Without it, layers count from the pool's first."""
+    size, page_size = getattr(pool, "size", 0), getattr(pool, "page_size", 0)
+    if not (isinstance(size, int) and isinstance(page_size, int) and page_size > 0):
+        return
+    first = int(getattr(pool, "start_layer", 0) or 0)
+    pages = (size + page_size) // page_size  # with the reserved page 0
+    for field, value in vars(pool).items():
+        if not (isinstance(value, (list, tuple)) and field.endswith("_buffer")):
+            continue
+        for at, tensor in enumerate(value):
+            if not isinstance(tensor, torch.Tensor) or not tensor.numel() or not tensor.dim():
+                continue
+            # A buffer that shares its rows with another one has pages that are not its own.
+            rows = tensor.shape[0] * tensor.stride(0) * tensor.element_size()
+            own = tensor.is_contiguous() and rows % pages == 0
+            yield MemoryRange(
+                start=tensor.data_ptr(),
+                nbytes=rows,
+                what=KV,
+                name=field,
+                pool=name,
+                runner=runner,
+                layer=ids.get(at, first + at),
+                part=PARTS.get(field, field.removesuffix("_buffer").replace("_", " ")),
+                dtype=str(tensor.dtype).removeprefix("torch."),
+                page_bytes=rows // pages if own else 0,
+                page_size=page_size,
+            )
+
+
+def _indices(scheduler: Any) -> Iterator[MemoryRange]:
+    """``req_to_token`` and the mapping from the full pool's slots to those of the SWA pool."""
+    rows = getattr(getattr(scheduler, "req_to_token_pool", None), "req_to_token", None)
+    allocator = getattr(scheduler, "token_to_kv_pool_allocator", None)
+    mapping = getattr(allocator, "full_to_swa_index_mapping", None)
+    for what, tensor in (("req_to_token", rows), ("mapping", mapping)):
+        if isinstance(tensor, torch.Tensor):
+            yield _whole(tensor, what, "")
+
+
+def _backend(backend: Any, runner: str) -> Iterator[MemoryRange]:
+    """Every tensor that hangs on an attention backend: page tables, lists, lengths, workspaces.
+
+    Views of the same memory are one range, named after the one that was found first.
+    """
+    if backend is None:
+        return
+    room = itertools.count()
+    waiting: list[tuple[str, Any, int]] = [("", backend, 0)]
+    seen: set[int] = set()
+    for path, value, depth in waiting:
+        if next(room) >= ITEMS or id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, torch.Tensor):
+            name = f"{type(backend).__name__}{path}"
+            what = "page table" if path.rstrip("]").endswith("page_table") else "token list"
+            indexes = path.rstrip("]").endswith(("page_table", "indices"))
+            yield _whole(value, what if indexes else "attention buffer", name, runner)
+        elif depth < DEPTH:
+            waiting += [(f"{path}{at}", item, depth + 1) for at, item in _items(value, depth)]
+
+
+def _items(value: Any, depth: int) -> Iterator[tuple[str, Any]]:
+    """What is in a mapping or list, and the fields of an attention backend or of its metadata."""
+    if isinstance(value, dict):
+        yield from ((f"[{at}]", item) for at, item in value.items())
+    elif isinstance(value, (list, tuple)):
+        yield from ((f"[{at}]", item) for at, item in enumerate(value))
+    elif depth == 0 or type(value).__name__.endswith(("Metadata", "Backend")):
+        yield from ((f".{name}", item) for name, item in getattr(value, "__dict__", {}).items())
+
+
+def _whole(tensor: torch.Tensor, what: str, name: str, runner: str = "") -> MemoryRange:
+    """The whole memory behind a tensor."""
+    storage = tensor.untyped_storage()
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return MemoryRange(storage.data_ptr(), storage.nbytes(), what, name, runner=runner, dtype=dtype)
+
+
+def _weights(model: Any, runner: str) -> list[MemoryRange]:
+    """The model's weights, those of a layer that lie behind each other as one."""
+    if not isinstance(model, torch.nn.Module):
+        return []
+    tensors = itertools.chain(model.named_parameters(), model.named_buffers())
+    ranges = [_whole(t, "weights", _group(name), runner) for name, t in tensors]
+    joined: list[MemoryRange] = []
+    for r in sorted(ranges, key=lambda r: r.start):
+        last = joined[-1] if joined else None
+        if last is not None and last.name == r.name and r.start - last.end in range(-1, 513):
+            nbytes = max(last.end, r.end) - last.start
+            r = MemoryRange(last.start, nbytes, "weights", r.name, runner=runner, dtype=r.dtype)
+            joined.pop()
+        joined.append(r)
+    return joined
+
+
+def _group(name: str) -> str:
+    """``layers.3`` of ``model.layers.3.mlp.weight``; else the name without its last part."""
+    found = _GROUP.match(name)
+    return found[1] if found else name.rpartition(".")[0] or name
+
+
+def _segments(known: list[MemoryRange], weights: list[MemoryRange]) -> Iterator[MemoryRange]:
+    """The segments of PyTorch's caching allocator, each with what is known to be in it."""
+    inside = sorted((*known, *weights), key=lambda r: r.start)
+    for segment in torch.cuda.memory_snapshot():  # type: ignore[no-untyped-call]
+        start, nbytes = int(segment["address"]), int(segment["total_size"])
+        held = {_short(r) for r in inside if start <= r.start < start + nbytes}
+        private = tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0)
+        if private:
+            held.add("a CUDA graph's private pool")
+        if not segment["allocated_size"]:
+            held.add("free")
+        elif not held:
+            held.add("workspace and activations")
+        yield MemoryRange(start, nbytes, SEGMENT, " and ".join(sorted(held)))
+
+
+def _short(r: MemoryRange) -> str:
+    return "weights" if r.what == "weights" else "KV" if r.what == KV else "buffers"

@@ -1,0 +1,124 @@
+"""``g4debug autopsy`` and ``where``: what they print, what they write, how they refuse."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+from pathlib import Path
+
+import pytest
+import real_cores
+from sample_trap import sample_record
+
+from g4debug import cli
+from g4debug.dumps import writing
+from g4debug.dumps.reading import read
+from g4debug.reporters import html
+
+pytestmark = pytest.mark.once("commands do not import SGLang")
+BAD = real_cores.truth("gather")["expected_k"]
+VERDICT = "behind K of layer 1 (swa pool): page 4000000, token 0, where it has pages 0 to 372"
+DMESG = (
+    "[12.5] NVRM: Xid (PCI:0000:01:00): 31, pid=77, name=python3, channel 0x00000008, intr 0. MMU "
+    "Fault: ENGINE GRAPHICS GPC1 GPCCLIENT_T1_0 faulted @ 0x{high:x}_{low:08x}. Fault is of type "
+    "FAULT_PDE ACCESS_TYPE_VIRT_READ"
+)
+SANITIZER = """========= Invalid __global__ read of size 2 bytes
+=========     at gather+0x210 in oob.py:10
+=========     Access at 0x{0:x} is out of bounds
+=========     Address 0x{0:x} is out of bounds
+"""
+
+
+@pytest.fixture
+def core(tmp_path: Path) -> Path:
+    path = tmp_path / "core.nvcudmp"
+    path.write_bytes(real_cores.core("gather"))
+    return path
+
+
+@pytest.fixture
+def dump(tmp_path: Path) -> Path:
+    record = dataclasses.replace(sample_record(), memory=real_cores.memory("gather"))
+    return writing.write(writing.encode(record), tmp_path, "g4debug-x.pt")
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) -> str:
+    assert cli.main([*map(str, arguments)]) == code
+    out = capsys.readouterr()
+    return " ".join((out.err if code else out.out).split())
+
+
+def test_it_names_the_page(core, dump, capsys):
+    text = run(capsys, "autopsy", core, dump)
+    assert "CUDA_EXCEPTION_14: warp illegal address in gather (oob.py:10)" in text
+    assert VERDICT in text
+    assert "block (3, 0, 0) of a grid of (8, 1, 1)" in text
+    assert "32 of 32 lanes have it in registers R4 and R5" in text
+
+
+def test_without_a_dump_it_says_what_is_missing(core, capsys):
+    text = run(capsys, "autopsy", core)
+    assert f"address {BAD:#x}" in text
+    assert "there is no memory map" in text
+    assert "page" not in text.partition("HOW SURE")[0]
+
+
+def test_json_has_the_same(core, dump, capsys):
+    found = json.loads(run(capsys, "autopsy", core, dump, "--json"))
+    assert (found["pool"], found["layer"], found["part"], found["page"]) == ("swa", 1, "K", 4000000)
+    assert found["address"] == BAD
+
+
+def test_it_writes_into_the_dump_and_the_reports_print_it(core, dump, capsys):
+    before = read(dump)
+    run(capsys, "autopsy", core, dump, "--write")
+    after = read(dump)
+    assert after.autopsy is not None
+    assert dataclasses.replace(after, autopsy=None, table=before.table) == before
+    assert VERDICT in run(capsys, "show", dump)
+    assert VERDICT in " ".join(html.render(after).split())
+    assert json.loads(run(capsys, "show", dump, "--json"))["autopsy"]["page"] == 4000000
+
+
+def test_a_core_that_is_none_is_refused_in_one_line(core, dump, capsys):
+    core.write_bytes(b"\x7fELF\x02\x01 no")
+    assert run(capsys, "autopsy", core, dump, code=2).startswith(f"g4debug: {core}: it is not")
+    assert "No such file" in run(capsys, "autopsy", core.with_name("no"), code=2)
+    core.write_bytes(b"")
+    assert "it is empty" in run(capsys, "autopsy", core, code=2)
+    assert "--write needs the DUMP" in run(capsys, "autopsy", core, "--write", code=2)
+
+
+def test_an_address_is_translated(dump, capsys):
+    assert VERDICT in run(capsys, "where", f"{BAD:#x}", dump)
+    inside = real_cores.memory("gather").kv[1].start + 5 * 64 * 512 + 3 * 512
+    text = run(capsys, "where", f"{inside:x}", dump)
+    assert "page 5 of K of layer 0 (swa pool), token 3" in text
+
+
+def test_a_whole_log_is_read(dump, tmp_path, capsys):
+    log = tmp_path / "log"
+    xid = DMESG.format(high=BAD >> 32, low=BAD & 0xFFFF_FFFF)
+    log.write_text("\n".join([xid, "nothing 0x1234567812 here", SANITIZER.format(BAD + 64)]))
+    text = run(capsys, "where", log, dump)
+    assert text.count(VERDICT) == 2
+    assert "Xid in dmesg" in text
+    assert "compute-sanitizer" in text
+    assert "0x1234567812 " not in text
+    assert len(json.loads(run(capsys, "where", log, dump, "--json"))) == 2
+
+
+def test_stdin_is_a_log(dump, capsys, monkeypatch):
+    class Stdin:
+        buffer = io.BytesIO(f"Illegal access to address (@global)0x{BAD:x} detected\n".encode())
+
+    monkeypatch.setattr("sys.stdin", Stdin)
+    assert VERDICT in run(capsys, "where", "-", dump)
+
+
+def test_a_dump_without_a_map_and_a_log_that_is_none_are_refused(dump, tmp_path, capsys):
+    old = writing.write(writing.encode(sample_record()), tmp_path, "g4debug-old.pt")
+    assert "no memory map" in run(capsys, "where", "0x7f0000000000", old, code=2)
+    assert "neither an address" in run(capsys, "where", "no-such-log", dump, code=2)

@@ -1,0 +1,89 @@
+"""The memory map of real KV pools and a real backend: each address leads back to its page."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import releases
+import torch
+from real_backend import Rig, capture_graph
+
+from g4debug.findings import memory_map
+from g4debug.findings.memory_map import GIVEN_BACK, KV, SEGMENT, MemoryMap, MemoryRange
+from g4debug.tracers.flight_recorder import memory
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="on the CPU engine")
+PAGE = 64
+
+
+@pytest.fixture
+def pool(sglang):
+    return releases.swa_pool(10 * PAGE, 4 * PAGE, PAGE, 16, sliding=[0, 1, 3], whole=[2, 5])
+
+
+def test_each_tokens_address_is_its_page_and_token(pool):
+    ranges = list(memory.kv_buffers(pool, "target"))
+    found = memory_map.make(ranges, memory.MOST, 7, "cpu", False)
+    assert {(r.pool, r.layer) for r in found.kv} == {
+        ("swa", 0), ("swa", 1), ("swa", 3), ("full", 2), ("full", 5),
+    }  # fmt: skip
+    for layer, name in ((0, "swa"), (3, "swa"), (2, "full"), (5, "full")):
+        for part, buffer in (
+            ("K", pool.get_key_buffer(layer)),
+            ("V", pool.get_value_buffer(layer)),
+        ):
+            for page, token in ((0, 0), (3, 17), (4, 63)):
+                address = buffer[page * PAGE + token].data_ptr() + 5
+                (r,) = found.at(address)
+                assert (r.pool, r.layer, r.part) == (name, layer, part)
+                assert r.page_at(address) == (page, token)
+                assert r.pages == len(buffer) // PAGE
+
+
+def test_what_is_behind_and_in_front_of_a_buffer_has_a_page_too(pool):
+    r = next(memory.kv_buffers(pool, "target"))
+    assert r.page_at(r.end) == (r.pages, 0)
+    assert r.page_at(r.start - 1) == (-1, PAGE - 1)
+
+
+def test_the_draft_that_reads_the_targets_pool_adds_nothing(pool):
+    both = [*memory.kv_buffers(pool, "target"), *memory.kv_buffers(pool, "draft")]
+    found = memory_map.make(both, memory.MOST, 0, "cpu", False)
+    assert len(found.ranges) == len(both) // 2
+    assert {r.runner for r in found.ranges} == {"target"}
+
+
+def test_a_dump_has_room_for_the_largest_and_says_what_is_missing():
+    kv = MemoryRange(100, 50, KV, page_bytes=10, page_size=1)
+    rest = [MemoryRange(1000 * n, n, "weights") for n in range(1, 8)]
+    found = memory_map.make([*rest, kv], 3, 0, "cpu", False)
+    assert found.left_out == 4
+    assert [r.nbytes for r in found.ranges] == [50, 5, 6, 7]
+
+
+def test_a_segment_that_was_given_back_is_remembered():
+    old = MemoryMap((MemoryRange(1000, 100, SEGMENT, "KV"), MemoryRange(5000, 10, SEGMENT, "free")))
+    new = MemoryMap((MemoryRange(1000, 100, SEGMENT, "KV"),))
+    found = memory._with_given_back(new, old)
+    assert [(r.what, r.name) for r in found.at(5004)] == [(GIVEN_BACK, "free")]
+    assert memory._with_given_back(new, found) == found
+    again = dataclasses.replace(new, ranges=old.ranges)
+    assert memory._with_given_back(again, found) == again
+
+
+def test_the_static_page_tables_of_a_real_backend_are_in_the_map(arm):
+    arm(G4DEBUG_TRACE="flight-recorder")
+    rig = Rig()
+    rig.admit("a", 50)
+    backend = rig.backend()
+    batch = rig.batch("decode", rig.requests[-1:], backend)
+    backend.init_cuda_graph_state(8, 8)
+    capture_graph(backend, batch)
+    found = memory_map.make(memory._backend(backend, "target"), memory.MOST, 0, "cpu", False)
+    metadata = backend.forward_metadata
+    for name in ("page_table", "swa_page_table"):
+        (r, *_) = found.at(getattr(metadata, name).data_ptr())
+        assert r.what == "page table", (name, r)
+    (rows,) = found.at(rig.req_to_token.req_to_token.data_ptr())
+    assert rows.name.endswith("req_to_token")
