@@ -247,7 +247,7 @@ def _arm(
     from g4debug.findings.status import STEPS
     from g4debug.hooking.hooks import HookError
     from g4debug.tracers.base import Context
-    from g4debug.tracers.flight_recorder import rank_incident
+    from g4debug.tracers.flight_recorder import rank_incident, scheduler_watch
     from g4debug.tracers.hook_watch import HookWatch
     from g4debug.tracers.silence import Silence
 
@@ -299,6 +299,8 @@ def _arm(
     watch.install(steps)
     Silence(recorder, tracers).install(steps)
     rank_incident.install(steps, part)
+    if any(t.id == "flight-recorder" for t in tracers):
+        scheduler_watch.SchedulerWatch(steps, part).install()
     return ledger, watch
 
 

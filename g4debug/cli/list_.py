@@ -4,6 +4,9 @@ An incident is the dumps that the processes of one launch of a server wrote
 within seconds, on all ranks and hosts. The first finding comes first. Times are
 UTC. Only the heads of the files are read; a file that cannot be read is listed
 with the reason. The last line is the command that shows the newest incident.
+
+A scheduler that was killed together with its server has left a black box in
+/dev/shm. A dump is made of it first, if the folder is where its dumps go.
 """
 
 from __future__ import annotations
@@ -34,6 +37,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_console_arguments(parser)
 
 
+def from_black_boxes(directory: Path) -> list[str]:
+    """Make dumps of the black boxes of dead schedulers whose dumps go to this folder.
+
+    Returns a line about each of which no dump can be made.
+    """
+    from g4debug.findings import black_box
+
+    if not black_box.paths():
+        return []  # the usual case: torch need not be imported
+    from g4debug.tracers.flight_recorder import box_dumps
+
+    problems = box_dumps.collect(directory, f"g4debug {NAME}")
+    return [f"{path}: no dump can be made of this black box: {why}" for path, why in problems]
+
+
 def run(args: argparse.Namespace) -> int:
     from g4debug.dumps import incidents
     from g4debug.dumps.heads import quoted
@@ -43,6 +61,8 @@ def run(args: argparse.Namespace) -> int:
     if directory is None:
         directory = Path(os.environ.get(VARIABLE) or DEFAULT_DUMP_DIR).expanduser()
     nothing = f"There are no dumps in {quoted(directory)}."
+    for problem in from_black_boxes(directory):
+        print(f"g4debug: {problem}", file=sys.stderr)
     try:
         found = incidents.group(incidents.look_into(directory))
     except FileNotFoundError:

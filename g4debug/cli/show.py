@@ -91,8 +91,11 @@ def opened(args: argparse.Namespace) -> tuple[TrapRecord, Path, View | None]:
     if len(args.paths) == 1 and not folders:
         record = read_dump(args.paths[0])
         return record if args.log is None else _with_log(record, args.log), args.paths[0], None
-    from g4debug.cli import _incident
+    from g4debug.cli import _incident, list_
 
+    for folder in folders:
+        for problem in list_.from_black_boxes(folder):
+            print(f"g4debug: {problem}", file=sys.stderr)
     view = _incident.load(args.paths, folders, list_command)
     if args.log is not None:
         raise CliError("--log belongs to one dump, and these are several: name one of them")

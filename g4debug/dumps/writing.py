@@ -67,16 +67,17 @@ def encode(record: TrapRecord) -> bytes:
 
 
 def write_dump(record: TrapRecord, data: bytes, directory: Path, number: int) -> Path:
-    """Write ``data``, a dump of this process, under a name of its own. Replaces no other file.
+    """Write ``data``, a dump of a process, under a name of its own. Replaces no other file.
 
     number: which of the process's dumps this is, from 1. Raises DumpError as :func:`write` does.
     """
-    created, host = now(), socket.gethostname()
     finding, at = record.finding, record.finding.location
+    created, host = now(), at.host or socket.gethostname()
+    pid = at.pid if at.pid >= 0 else os.getpid()
     ranks = (at.dp_rank, at.rank, at.pp_rank)
     for _ in range(TRIES):
         random = secrets.token_hex(4)  # from the system, so that a fork does not repeat it
-        name = dump_name(finding.check, created, host, ranks, os.getpid(), number, random)
+        name = dump_name(finding.check, created, host, ranks, pid, number, random)
         with contextlib.suppress(FileExistsError):
             return _write(data, directory, name, _create)
     raise DumpError(f"cannot write {directory / name}: {TRIES} names of this kind are taken")

@@ -748,6 +748,10 @@ _end = partial(
     FindingKind, "flight-recorder",
     entry="The server died and only the flight recorder left a dump",
 )
+_dead = partial(
+    _end, entry="A scheduler is killed, or dies outside of Python", died=True,
+    command="dmesg -T | grep -iE 'out of memory|killed process'",
+)
 _FLIGHT_RECORDER = (
     _end(
         "device-assert",
@@ -773,6 +777,28 @@ _FLIGHT_RECORDER = (
         "The scheduler begins no step, although requests wait or run, or makes no round at all.",
         "`flight-recorder: the scheduler hangs: …`",
         entry="The scheduler hangs",
+    ),
+    _dead(
+        "killed",
+        "The scheduler got SIGKILL, and not from its server.",
+        "`flight-recorder in …: the scheduler was killed (SIGKILL)`",
+    ),
+    _dead(
+        "oom-killed",
+        "The scheduler got SIGKILL, and the OOM killer has killed a process of its cgroup.",
+        "`flight-recorder in …: the scheduler was killed, as it seems by the OOM killer`",
+    ),
+    _dead(
+        "native-crash",
+        "The scheduler died of another signal: a fault or `abort()` in a library.",
+        "`flight-recorder in …: the scheduler died of signal … (SIG…), outside of Python`",
+        command="grep -A40 'Fatal Python error' <your log>",
+    ),
+    _dead(
+        "gone",
+        "The scheduler ended without an exception, or nobody was left to see how it ended.",
+        "`flight-recorder in …: the scheduler is gone, and nobody saw how it ended`, or "
+        "`the scheduler ended with exit code …, and no exception was seen`",
     ),
     _end(
         "other-rank",

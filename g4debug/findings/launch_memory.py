@@ -84,6 +84,7 @@ class LaunchMemory:
         self.fd = fd  # stays open: others find the memory by it
         self.map = mmap.mmap(fd, TOTAL_BYTES)
         self.mine = -1  # the number of this process's seat
+        self.server = -1  # the server's first process
 
     def take(self) -> int:
         """Take a free seat, or the seat of a dead process; returns its number.
@@ -124,6 +125,15 @@ class LaunchMemory:
         if seat.state != STOPPED:
             self._write(STOPPED, (seat.dp, seat.tp, seat.pp), seat.wake, time_ns, stop)
 
+    def stop_for(self, seat: Seat, stop: Stop, time_ns: int) -> None:
+        """Say that a scheduler has stopped that could not say so itself."""
+        mine, self.mine = self.mine, seat.number
+        try:
+            ranks = (seat.dp, seat.tp, seat.pp)
+            self._write(STOPPED, ranks, -1, time_ns, stop, seat.pid)
+        finally:
+            self.mine = mine
+
     def close(self) -> None:
         """Give up this process's view of it. What others see stays."""
         with contextlib.suppress(BufferError):  # somebody still looks at a ring
@@ -156,7 +166,13 @@ class LaunchMemory:
         return HEAD_BYTES + number * SEAT_BYTES
 
     def _write(
-        self, state: int, ranks: tuple[int, int, int], wake: int, time_ns: int, stop: Stop
+        self,
+        state: int,
+        ranks: tuple[int, int, int],
+        wake: int,
+        time_ns: int,
+        stop: Stop,
+        pid: int = 0,
     ) -> None:
         at = self._at(self.mine)
         place = at + _NUMBERS.size
@@ -166,7 +182,7 @@ class LaunchMemory:
             self.map[place : place + size] = data.ljust(size, b"\0")
             place += size
         # The state is written after the texts, so that who sees it finds them.
-        _NUMBERS.pack_into(self.map, at, os.getpid(), state, *ranks, wake, time_ns, 0)
+        _NUMBERS.pack_into(self.map, at, pid or os.getpid(), state, *ranks, wake, time_ns, 0)
 
     def _texts(self, place: int) -> list[str]:
         found = []
@@ -186,6 +202,7 @@ def make(launch: str) -> LaunchMemory:
         raise LaunchMemoryError(f"this system has no memory to share ({e})") from e
     head = _MAGIC + launch.encode()
     made.map[: len(head)] = head
+    made.server = os.getpid()
     return made
 
 
@@ -198,6 +215,7 @@ def find(launch: str) -> LaunchMemory:
             break
         found = _of_process(pid, launch)
         if found is not None:
+            found.server = pid
             return found
     raise LaunchMemoryError(
         "no process that this one was started by has it; another launcher started it, or the "

@@ -139,8 +139,25 @@ class PeerRanks:
         if memory.seat(memory.mine).state == launch_memory.STOPPED:
             return
         memory.stop(stop, time.time_ns())
-        if stop.kind == OTHER_RANK:
+        if stop.kind != OTHER_RANK:
+            self._wake_all(memory)
+
+    def stop_for(self, pid: int, stop: Stop) -> None:
+        """The same, for a scheduler of this launch that is dead. Called by the server's process."""
+        memory = self.memory
+        if memory is None:
             return
+        for seat in memory.others():
+            if seat.pid == pid and seat.state == launch_memory.ALIVE:
+                memory.stop_for(seat, stop, time.time_ns())
+                self._wake_all(memory)
+
+    def schedulers(self) -> list[int]:
+        """The numbers of the processes that have a scheduler of this launch, or had one."""
+        memory = self.memory
+        return [] if memory is None else [seat.pid for seat in memory.others()]
+
+    def _wake_all(self, memory: LaunchMemory) -> None:
         for seat in self._running(memory):
             wake(seat)
         end = time.monotonic() + WAIT

@@ -11,7 +11,7 @@ import itertools
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from g4debug.findings.record import Pool, Step
@@ -38,6 +38,7 @@ class Recorder:
 
     preparing: whether a step is being prepared.
     status: what each tracer of this process can judge, see :mod:`g4debug.findings.status`.
+    also: gets the fields of each step, in the order of :meth:`record`.
     """
 
     def __init__(self, size: int) -> None:
@@ -48,6 +49,7 @@ class Recorder:
         self.scheduler: Any = None
         self.preparing = False
         self.status = Status(self)
+        self.also: Callable[[tuple[Any, ...]], None] | None = None
         self._rids: dict[int, str] = {}
 
     @property
@@ -111,22 +113,23 @@ class Recorder:
         used = [tokens - available for _, tokens, available in pool_sizes(self.scheduler)]
         waiting = getattr(self.scheduler, "waiting_queue", None)
         mode = batch.forward_mode
-        self._kept.append(
-            (
-                self.step,
-                mode.name if mode else "",
-                rids,
-                lengths.tolist() if lengths is not None else [],
-                "" if spec is None else type(spec).__name__,
-                used,
-                time.time_ns(),
-                -1 if waiting is None else len(waiting),
-                rows,
-                committed,
-                allocated,
-                evicted,
-            )
+        kept = (
+            self.step,
+            mode.name if mode else "",
+            rids,
+            lengths.tolist() if lengths is not None else [],
+            "" if spec is None else type(spec).__name__,
+            used,
+            time.time_ns(),
+            -1 if waiting is None else len(waiting),
+            rows,
+            committed,
+            allocated,
+            evicted,
         )
+        self._kept.append(kept)
+        if self.also is not None:
+            self.also(kept)
 
     @property
     def current(self) -> Step | None:

@@ -279,6 +279,9 @@ _PLACES: dict[str, str | Places] = {
     # Called before the server kills its processes because one of them has failed. In 0.5.23 it
     # waits 5 s, asks py-spy for the stacks, and waits 60 s for core dumps of CUDA.
     "server.before_crash": "managers.tokenizer_manager.TokenizerManager.dump_requests_before_crash",
+    # Kills a process by SIGKILL with all that it has started: how every server ends, in all of its
+    # processes but the first.
+    "server.kill": "utils.common.kill_process_tree",
     # Whether one of its new tokens ends a request.
     "req.stops": "managers.schedule_batch.Req._check_token_based_finish",
     "cache.release": "mem_cache.common.release_kv_cache",

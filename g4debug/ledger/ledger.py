@@ -138,6 +138,8 @@ class Ledger:
             if happened:
                 log = self.log
                 log.events.append(event)
+                if log.also is not None:
+                    log.also(event)
                 pool.enter(pages, log.serial, holds, event.request, positions)
                 log.serial += 1
                 self._entered.count += 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
@@ -23,12 +23,13 @@ logger = logging.getLogger("g4debug")
 class EventLog:
     """The last ``KEPT`` events, oldest first. ``serial`` is the number of the next one.
 
-    ``Ledger.enter`` adds to both itself, because it does so for each event.
+    ``Ledger.enter`` adds to both itself, because it does so for each event. also: gets each event.
     """
 
     def __init__(self, pools: Mapping[str, PoolLedger]) -> None:
         self.events: deque[PageEvent] = deque(maxlen=KEPT)
         self.serial = 0
+        self.also: Callable[[PageEvent], None] | None = None
         self._pools = pools
 
     def last(self, count: int = TAIL) -> tuple[PageEvent, ...]:

@@ -75,6 +75,7 @@ class Trap:
         self.status = status  # counts the findings; None where nobody asks for them
         # Says why a finding must not be believed, '' if nothing speaks against it.
         self.doubt: Callable[[Finding], str] = lambda finding: ""
+        self.left: Callable[[Path], None] = lambda path: None  # gets the dump of this process's end
         self.others = PeerRanks()  # the other ranks: a finding that stops this one is told to them
         self.doubted: dict[str, str] = {}  # kind -> its first finding, and why it was not believed
         self.written = 0
@@ -107,6 +108,8 @@ class Trap:
             self.reported.append(f"{finding.headline} ({path or problem})")
         logger.error("\n".join(lines(finding, path, problem)))
         if raising:
+            if path is not None:
+                self.left(path)
             self.stop(finding, path)
             raise TrapError(finding, path, problem)
 
@@ -128,6 +131,8 @@ class Trap:
         self._count(finding)
         budget = self.settings.max_dumps
         path, problem = self._dump(finding, evidence or Evidence(), budget + 1 if budget else 0)
+        if path is not None:
+            self.left(path)
         logger.error("\n".join(lines(finding, path, problem)))
         return path
 
@@ -161,8 +166,7 @@ class Trap:
                 f"G4DEBUG_MAX_DUMPS={self.settings.max_dumps} allows no more dumps",
             )
         try:
-            limit = self.settings.max_dump_mb << 20
-            record, data = self._encode(finding, evidence, limit)
+            record, data = fitted(self.describe(finding, evidence), self.settings.max_dump_mb)
             path = writing.write_dump(record, data, self.settings.debug_dir, self.written + 1)
         except errors.DumpError as e:
             return None, str(e)
@@ -173,34 +177,34 @@ class Trap:
         self.written += 1
         return path, ""
 
-    def _encode(self, finding: Finding, evidence: Evidence, limit: int) -> tuple[TrapRecord, bytes]:
-        """The written record, and the dump's bytes.
 
-        If the bytes exceed ``limit``, or the values what a dump may have, the tape is shortened,
-        and then table and histories are cut step by step.
-        """
-        record = self.describe(finding, evidence)
-        room = limit
-        for rows, columns, steps in (
-            (0, 0, 0), (0, 0, 0), (64, 1024, 64), (16, 256, 16), (4, 64, 4)
-        ):  # fmt: skip
-            if steps:
-                record = _cut(record, rows, columns, steps)
-            try:
-                data = writing.encode(record)
-            except errors.TooLargeError as e:
-                problem = str(e)
-                continue
-            if len(data) <= limit:
-                return record, data
-            if record.tape is not None:
-                room = limit - (len(data) - record.tape.size)
-                record = dataclasses.replace(record, tape=shortened(record.tape, room))
-            problem = (
-                f"the dump would have {len(data)} bytes, which is more than "
-                f"G4DEBUG_MAX_DUMP_MB={self.settings.max_dump_mb} allows"
-            )
-        raise errors.DumpError(problem)
+def fitted(record: TrapRecord, max_mb: int) -> tuple[TrapRecord, bytes]:
+    """The record that is written, and the dump's bytes: at most so many MiB.
+
+    If these are more, or the values more than a dump may have, the tape is shortened, and then
+    table and histories are cut step by step. Raises DumpError if that is not enough.
+    """
+    room = limit = max_mb << 20
+    for rows, columns, steps in (
+        (0, 0, 0), (0, 0, 0), (64, 1024, 64), (16, 256, 16), (4, 64, 4)
+    ):  # fmt: skip
+        if steps:
+            record = _cut(record, rows, columns, steps)
+        try:
+            data = writing.encode(record)
+        except errors.TooLargeError as e:
+            problem = str(e)
+            continue
+        if len(data) <= limit:
+            return record, data
+        if record.tape is not None:
+            room = limit - (len(data) - record.tape.size)
+            record = dataclasses.replace(record, tape=shortened(record.tape, room))
+        problem = (
+            f"the dump would have {len(data)} bytes, which is more than "
+            f"G4DEBUG_MAX_DUMP_MB={max_mb} allows"
+        )
+    raise errors.DumpError(problem)
 
 
 def _cut(record: TrapRecord, rows: int, columns: int, steps: int) -> TrapRecord:

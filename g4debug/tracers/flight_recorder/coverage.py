@@ -41,7 +41,8 @@ class Death:
 
     step: the step that had begun last. finished: the last step that the device had certainly
     finished. replays: how many of the finished steps were CUDA-graph replays. cuda: the device
-    failed. backends: phase -> attention backend, as the server was told.
+    failed. backends: phase -> attention backend, as the server was told. seen: the process itself
+    tells it; else its black box does, and nothing was read after the end.
     """
 
     step: int
@@ -49,6 +50,7 @@ class Death:
     replays: int
     cuda: bool
     backends: Mapping[str, str]
+    seen: bool = True
 
 
 def innocence(death: Death, tracers: Iterable[TracerStatus]) -> list[str]:
@@ -81,7 +83,7 @@ def _verdict(
     upto = f"up to step {step}"
     if death.replays:
         upto += f" ({death.replays} of them CUDA-graph replays)"
-    where = "; look at the kernel" if death.cuda else "; look at HISTORY"
+    where = "; look at the kernel" if death.cuda else "; look at HISTORY" if death.seen else ""
     only = ""
     if guarded is not None:
         only = f" of {' and '.join(guarded)}" if guarded else " that was checked"
@@ -187,6 +189,8 @@ def _last_steps(death: Death, table: TracerStatus) -> list[str]:
     if death.step < first:
         return []
     which = f"Step {first}" if first == death.step else f"Steps {first} to {death.step}"
+    if not death.seen:
+        return [f"{which} may not have been finished, and what the guards saw there is lost."]
     known = (
         f"{which} may not have been finished. The guard runs in front of the kernel, and what it "
         "left in host memory was read after the error: it names no bad cell. Whether the guard had "

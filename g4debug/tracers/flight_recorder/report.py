@@ -115,7 +115,7 @@ def of_exception(
         record = KINDS["cuda-error" if printed is None else "device-assert"]
     again = BLOCKING if cuda else ""
     what = _name_and_line(error) if printed is None else printed.headline()
-    cause = [_earlier(context), printed.cause() if printed is not None else ""]
+    cause = [earlier(context), printed.cause() if printed is not None else ""]
     if not cause[0]:
         cause += [line for line in innocence(cuda) if line != NOT_KNOWN]
     return record.finding(
@@ -142,7 +142,7 @@ def of_hang(hang: Hang, why_now: str, context: Context, complete: bool) -> Findi
         expected=f"progress within {limit} s (G4DEBUG_HANG_SECONDS)",
         got=f"no progress for {hang.seconds:.0f} s; the main thread is in {place} ({why_now})",
         history=tuple(frames[-FRAMES:]),
-        cause=_earlier(context) or NOT_KNOWN,
+        cause=earlier(context) or NOT_KNOWN,
         next_command="" if complete else record.command,
     )
 
@@ -185,7 +185,7 @@ def of_asking(context: Context) -> Finding:
         location=_location(context),
         expected="nothing: this is no finding",
         got="somebody asked, by doctor's --tape",
-        cause=_earlier(context) or "nothing is wrong, as far as the tracers tell",
+        cause=earlier(context) or "nothing is wrong, as far as the tracers tell",
     )
 
 
@@ -225,19 +225,20 @@ def _location(context: Context) -> Location:
 NOT_KNOWN = "not known: no tracer reported anything before"
 
 
-def _earlier(context: Context) -> str:
+def earlier(context: Context) -> str:
     """The first suspect: a finding that was reported before, in log or contain mode.
 
     Or one that was not reported, because the tracer had missed something.
     """
-    earlier = context.trap.reported
-    if not earlier:
+    reported = context.trap.reported
+    if not reported:
         doubted = list(context.trap.doubted.values())
         if doubted:
             return f"a finding was not reported, so nothing is sure: {doubted[0]}"
         return ""
-    which = f"the first of {len(earlier)} earlier findings" if len(earlier) > 1 else "this finding"
-    return f"{which} did not stop the server ({context.settings.mode} mode): {earlier[0]}"
+    several = len(reported) > 1
+    which = f"the first of {len(reported)} earlier findings" if several else "this finding"
+    return f"{which} did not stop the server ({context.settings.mode} mode): {reported[0]}"
 
 
 def _frames(stack: Iterable[tuple[FrameType, int]]) -> list[str]:

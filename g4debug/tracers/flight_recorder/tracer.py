@@ -7,9 +7,10 @@ says what they had checked by then (:mod:`g4debug.tracers.flight_recorder.covera
 
 The dump is made from host memory alone: from what ``findings/steps.py`` has recorded while all was
 well. After a CUDA error nothing can be read from the device, and a scheduler that hangs may be
-stuck in the driver. This tracer never raises. The exception goes on as it was, and the signal kills
-as it would have. If it is armed alone, the dump has no events of the allocators, because those need
-a tracer that uses the page ledger.
+stuck in the driver. If the process is killed, another one makes it from the black box
+(:mod:`g4debug.tracers.flight_recorder.boxing`). This tracer never raises. The exception goes on as
+it was, and the signal kills as it would have. If it is armed alone, the dump has no events of the
+allocators, because those need a tracer that uses the page ledger.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from g4debug.tracers.base import Context, Tracer
 from g4debug.tracers.flight_recorder import device_asserts, embedding_lookups, lookups
 from g4debug.tracers.flight_recorder import report as finding
 from g4debug.tracers.flight_recorder.assert_evidence import Asserted
+from g4debug.tracers.flight_recorder.boxing import Boxing
 from g4debug.tracers.flight_recorder.completed_steps import Waited
 from g4debug.tracers.flight_recorder.coredump import core_dump, ends_the_process
 from g4debug.tracers.flight_recorder.coverage import Death, innocence
@@ -52,6 +54,7 @@ class FlightRecorder:
         self.recorder = context.recorder
         self.progress = Progress(context.recorder)
         self.waited = Waited(context.recorder)
+        self.boxing = Boxing(context, self.waited, lambda: finding.earlier(context))
         self.printed = Printed()
         self.seen = embedding_lookups.Seen()
         self.armed_at = time.time()
@@ -86,6 +89,7 @@ class FlightRecorder:
             context.recorder.status.snapshot = self.snapshot
         context.on_exception("scheduler.init", self.on_init_exception, Order.LAST)
         context.on_exception(LOOP, self.on_loop_exception, Order.LAST)
+        self.boxing.install()  # last, so that it is outermost
 
     def snapshot(self) -> tuple[str, str]:
         """Write a dump of a scheduler that runs: its path, and why there is none."""
@@ -96,6 +100,7 @@ class FlightRecorder:
         describer = self.context.trap.describe
         if isinstance(describer, Describer):
             describer.remember()
+        self.boxing.tell()
         if torch.cuda.is_available() and ends_the_process(os.environ):
             self.context.limit(
                 "a CUDA error leaves no dump of g4debug",

@@ -1,0 +1,184 @@
+"""Keeps the black box of this scheduler (:mod:`g4debug.findings.black_box`) while it runs.
+
+The box is made before the scheduler's ``__init__``, and removed when the scheduler ends in Python,
+because then the flight recorder itself has seen the end. A failure of ours ends the box, because
+one that is not written any more would show other steps than the last ones.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import time
+from collections.abc import Callable
+from multiprocessing.util import Finalize
+from pathlib import Path
+from typing import Any
+
+from g4debug.backends import phases
+from g4debug.dumps.plain import to_plain
+from g4debug.findings import kinds, process_end
+from g4debug.findings.black_box import BlackBox, BoxError, Owner
+from g4debug.findings.record import Evidence, Location, PageEvent
+from g4debug.hooking.hooks import Order
+from g4debug.tracers.base import Context
+from g4debug.tracers.flight_recorder.completed_steps import Waited
+from g4debug.trapping.describe import Describer
+
+LIMIT = "a scheduler that is killed leaves no dump"
+STATUS_NS = 10**9  # between two notes of what was checked
+# What a dump has that changes from step to step, that a finding brings, or that is not plain.
+ELSEWHERE = (
+    "finding", "created", "tracers", "table", "steps", "events", "transitions", "holdings",
+    "allocator", "asserts", "lookups", "tape", "kind",
+)  # fmt: skip
+
+
+class Boxing:
+    """earlier: what the flight recorder's dump says of findings that did not stop the server."""
+
+    def __init__(self, context: Context, waited: Waited, earlier: Callable[[], str]) -> None:
+        self.context, self.waited, self.earlier = context, waited, earlier
+        self.recorder = context.recorder
+        self.box: BlackBox | None = None
+        self._due = 0
+        # The last step that was finished, and the last of which the checks were read.
+        self._finished = self._read = 0
+
+    def install(self) -> None:
+        context = self.context
+        if not context.settings.max_dumps:
+            return
+        context.before("scheduler.init", self.begin)
+        context.before("runner.init", self.tell)  # the scheduler has its arguments by now
+        context.after("scheduler.run_batch", self.returned)
+        for site in ("scheduler.init", "scheduler.run_event_loop"):
+            context.hooks.around(site, Order.LAST, context.tracer_id, self._around(site))
+
+    def begin(self, *args: Any, **kwargs: Any) -> None:
+        """A scheduler is about to be made."""
+        if self.box is not None:
+            return
+        context = self.context
+        memory = context.trap.others.memory
+        server = -1 if memory is None else memory.server
+        describer = context.trap.describe
+        owner = Owner(
+            pid=os.getpid(),
+            server=server,
+            server_began=process_end.began(server),
+            born_ns=time.time_ns(),
+            host=os.uname().nodename,
+            launch=describer.launch if isinstance(describer, Describer) else "",
+            folder=os.path.abspath(context.settings.debug_dir),
+        )
+        try:
+            self.box = BlackBox(owner)
+        except BoxError as e:
+            context.limit(LIMIT, str(e))
+            return
+        Finalize(None, self.remove, exitpriority=0)  # an end by exit(), or by an exception
+        self.tell()
+        self._told()
+        self.recorder.also = self.step
+        context.trap.left = self.left
+        if context.ledger is not None:
+            context.ledger.log.also = self.event
+
+    def tell(self, *args: Any, **kwargs: Any) -> None:
+        """Write what a dump has beside steps and events. It has changed, or may have."""
+        if self.box is None:
+            return
+        describer = self.context.trap.describe
+        record = describer(
+            kinds.KINDS["flight-recorder"]["gone"].finding(
+                site="", headline="", location=Location(), expected="", got=""
+            ),
+            Evidence(),
+        )
+        payload = to_plain(dataclasses.replace(record, tape=None))
+        about = {name: value for name, value in payload.items() if name not in ELSEWHERE}
+        args_ = getattr(self.recorder.scheduler, "server_args", None)
+        extra = {
+            "location": payload["finding"]["location"],
+            "backends": dict(phases.asked(args_)),
+            "oom_kills": process_end.oom_kills(),
+        }
+        self._write("about", {"dump": about, **extra})
+
+    def _told(self) -> None:
+        status = self.recorder.status
+        self._write(
+            "status",
+            {
+                "tracers": [dataclasses.asdict(record) for record in status.records()],
+                "finished": self._read,
+                "replays": self.waited.replays,
+                "earlier": self.earlier(),
+            },
+        )
+
+    def _write(self, name: str, values: dict[str, Any]) -> None:
+        if self.box is not None:
+            try:
+                self.box.write(name, json.dumps(values).encode())
+            except BoxError as e:
+                self._off(e)
+
+    def step(self, kept: tuple[Any, ...]) -> None:
+        """A step begins."""
+        box = self.box
+        if box is not None:
+            try:
+                box.step(kept)
+                # What the checks of a step left is read behind the step in which it is finished.
+                self._read, self._finished = self._finished, self.waited.last
+                if kept[6] >= self._due:
+                    self._due = kept[6] + STATUS_NS
+                    self._told()
+            except Exception as e:
+                self._off(e)
+
+    def event(self, event: PageEvent) -> None:
+        """An allocator's event was entered."""
+        box = self.box
+        if box is not None:
+            try:
+                box.event(event)
+            except Exception as e:
+                self._off(e)
+
+    def returned(self, result: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.box is not None:
+            self.box.returned(self.recorder.step)
+        return result
+
+    def left(self, path: Path) -> None:
+        """A dump of this process's end was written."""
+        if self.box is not None:
+            self.box.left(str(path))
+
+    def _off(self, error: Exception) -> None:
+        self.context.status.limit(LIMIT, f"it failed: {type(error).__name__}: {error}", error)
+        self.remove()
+
+    def remove(self) -> None:
+        box, self.box = self.box, None
+        if box is not None:
+            box.remove()
+
+    def _around(self, site: str) -> Callable[..., Any]:
+        """Around a site of which the flight recorder sees the end, if it is an end in Python."""
+
+        def around(call_next: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            try:
+                result = call_next(*args, **kwargs)
+            except BaseException:
+                self.remove()
+                raise
+            if site != "scheduler.init":
+                self.remove()
+            return result
+
+        return around

@@ -1,0 +1,143 @@
+"""In the server's main process: makes a dump of the black box of a scheduler that is gone.
+
+SGLang looks at its processes once in a second. If one has died it sends SIGQUIT to itself, and that
+kills all of them. So this process waits for the schedulers, too, in a thread that sleeps until one
+ends, and all calls of ``kill_process_tree`` wait until the dump is there. If the main process dies
+first, ``g4debug list`` makes the dump, or the next server with the same dump folder. The other
+ranks are told, so that they save what they have.
+
+A healthy server ends in the same way: it kills its schedulers by SIGKILL. So a box whose scheduler
+still runs is removed before it is killed.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import select
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from g4debug.dumps.errors import DumpError
+from g4debug.findings import black_box, launch_memory, process_end
+from g4debug.findings.black_box import BoxError
+from g4debug.findings.launch_memory import Stop
+from g4debug.hooking import roles
+from g4debug.tracers.base import Context
+from g4debug.tracers.flight_recorder import box_dumps
+from g4debug.tracers.flight_recorder.box_dumps import Maker
+from g4debug.trapping.trap import lines
+
+TRIES = 40  # 2 s in all
+LOOK = 1.0  # seconds between two looks for schedulers that are new
+PATIENCE = 20.0  # seconds that the end of the server waits for the dumps, at most
+KILL = "server.kill"
+logger = logging.getLogger("g4debug")
+
+
+class SchedulerWatch:
+    def __init__(self, context: Context, part: roles.Role) -> None:
+        self.context, self.part = context, part
+        self.others = context.trap.others
+        self.lock = threading.Lock()  # held while dumps are made
+        self.pid = -1  # of the process in which it runs
+        self._seen: set[int] = set()  # schedulers that are waited for, or have ended
+
+    def install(self) -> None:
+        self.context.before("server_args.check", self.start)
+        self.context.before(KILL, self.before_kill)
+
+    def start(self, *args: Any, **kwargs: Any) -> None:
+        """This process is about to start the schedulers."""
+        if self.pid != os.getpid() and self.context.settings.max_dumps:
+            self.pid = os.getpid()
+            threading.Thread(target=self._watch, name="g4debug-black-boxes", daemon=True).start()
+            atexit.register(self._settle)
+
+    def _watch(self) -> None:
+        folder = self.context.settings.debug_dir
+        try:
+            with self.lock:
+                box_dumps.collect(folder, f"the next server (pid {self.pid})")
+            poll, of = select.poll(), {}
+            while True:
+                for pid in self.others.schedulers():
+                    if pid not in self._seen:
+                        self._seen.add(pid)
+                        try:
+                            fd = os.pidfd_open(pid)
+                        except ProcessLookupError:
+                            self._ended(pid)
+                            continue
+                        of[fd] = pid
+                        poll.register(fd, select.POLLIN)
+                for fd, _ in poll.poll(LOOK * 1000):
+                    poll.unregister(fd)
+                    os.close(fd)
+                    self._ended(of.pop(fd))
+        except Exception:  # the server goes on; g4debug list makes the dumps
+            logger.exception("g4debug: the schedulers are not watched any more. Please report it.")
+
+    def _ended(self, pid: int) -> None:
+        with self.lock:
+            self._make(pid)
+
+    def _make(self, pid: int) -> None:
+        """Make the dump of a scheduler of this launch that has ended."""
+        end, now = process_end.of(pid), time.time_ns()
+        maker = Maker(f"the server's main process (pid {self.pid})", end, now)
+        for _ in range(TRIES):
+            busy = [path for path in black_box.paths() if not self._made(path, pid, maker)]
+            if not busy or launch_memory.is_alive(pid):
+                break
+            time.sleep(0.05)  # somebody else looks at it
+
+    def _made(self, path: Path, pid: int, maker: Maker) -> bool:
+        """False if this is the scheduler's box, and another process has it."""
+        with black_box.opened(path) as box:
+            if box is None or (box.owner.pid, box.owner.server) != (pid, self.pid):
+                return True
+            if not box.dead:
+                return False
+            try:
+                made = box_dumps.make(box, maker)
+            except (BoxError, DumpError) as e:
+                box.remove()
+                logger.error(
+                    "g4debug: scheduler %d is gone (%s); no dump can be made of its black box: %s",
+                    pid,
+                    maker.end.words,
+                    e,
+                )
+                return True
+        if made is not None:
+            finding, dump = made
+            logger.error("%s", "\n".join(lines(finding, dump, "")))
+            said = Stop(finding.check, finding.kind, finding.headline, str(dump))
+            self.others.stop_for(pid, said)
+        return True
+
+    def before_kill(self, *args: Any, **kwargs: Any) -> None:
+        """A process of SGLang's is about to be killed with all that it has started."""
+        target = args[0] if args else kwargs.get("parent_pid")
+        if target is None:
+            target = os.getpid()
+        if target == self.pid:
+            self._settle()
+        for path in black_box.paths():
+            with black_box.opened(path) as box:
+                if box is not None and not box.dead and target in (box.owner.server, box.owner.pid):
+                    box.remove()
+
+    def _settle(self) -> None:
+        """Make the dumps of all schedulers of this launch that have ended by now."""
+        if self.pid != os.getpid() or not self.lock.acquire(timeout=PATIENCE):
+            return  # of a fork, or of a thread that is stuck: the server must end
+        try:
+            for pid in self.others.schedulers():
+                self._make(pid)
+        finally:
+            self.lock.release()

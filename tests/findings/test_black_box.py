@@ -1,0 +1,268 @@
+"""The black box: records are read back, torn ones left out, and bytes from anybody bounded."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from g4debug.findings import black_box
+from g4debug.findings.black_box import (
+    BLOBS,
+    EVENTS,
+    REQUESTS,
+    STEPS,
+    TOTAL_BYTES,
+    BlackBox,
+    BoxError,
+    Owner,
+)
+from g4debug.findings.record import PageEvent
+
+OWNER = Owner(os.getpid(), 7, 8, 9, "node7", "auto-1", "/tmp/dumps")
+SEEDS = 60
+
+
+@pytest.fixture
+def box(tmp_path):
+    made = BlackBox(OWNER, tmp_path)
+    yield made
+    made.remove()
+
+
+def step(n: int, rids=("a", "b"), **changes):
+    columns = {"rows": [3, 4], "committed": [5, 6], "allocated": [7, 8], "evicted": [0, 1]}
+    columns |= changes
+    return (n, "DECODE", list(rids), [10, 11], "Draft", [50, 60], 10**18 + n, 2, *columns.values())
+
+
+def read(box: BlackBox) -> black_box.Content:
+    return black_box.content(box.path.read_bytes())
+
+
+def test_what_is_written_is_read_back(box):
+    for n in range(1, 101):
+        box.step(step(n))
+    box.returned(99)
+    box.event(PageEvent(100, "extend", "full", (1, 2, 3), 20, "r", "x.py:1 f", "note", True))
+    box.write("about", b"{}")
+    box.write("about", b'{"a": 1}')
+    box.left("/tmp/dump")
+    found = read(box)
+    assert (found.owner, found.returned, found.dump) == (OWNER, 99, "/tmp/dump")
+    assert [s["step"] for s in found.steps] == list(range(101 - STEPS, 101))
+    assert found.steps[-1] == {
+        "step": 100,
+        "forward_mode": "DECODE",
+        "rids": ["a", "b"],
+        "seq_lens": [10, 11],
+        "spec_info": "Draft",
+        "full_used": 50,
+        "swa_used": 60,
+        "time_ns": 10**18 + 100,
+        "waiting": 2,
+        "rows": [3, 4],
+        "committed": [5, 6],
+        "allocated": [7, 8],
+        "evicted": [0, 1],
+    }
+    (event,) = found.events
+    event["pages"] = tuple(event["pages"])
+    assert PageEvent(**event) == PageEvent(
+        100, "extend", "full", (1, 2, 3), 20, "r", "x.py:1 f", "note", True
+    )
+    assert found.blobs == {"about": b'{"a": 1}'}
+
+
+def test_a_step_after_a_dump_makes_it_count_no_more(box):
+    box.step(step(1))
+    box.left("/tmp/dump")
+    box.step(step(2))
+    assert read(box).dump == ""
+
+
+def test_only_the_user_may_read_it(box):
+    assert box.path.stat().st_mode & 0o777 == 0o600
+    assert box.path.stat().st_size == TOTAL_BYTES
+    assert box.path.stat().st_blocks * 512 >= TOTAL_BYTES  # reserved, or a full disk would kill
+
+
+def test_what_sglang_does_not_say_is_not_known(box):
+    box.step(step(1, rows=[-1, 4], committed=[None, 6], allocated=[None, 8], evicted=[None]))
+    (found,) = read(box).steps
+    assert (found["committed"], found["allocated"], found["evicted"]) == ([], [0, 8], [])
+
+
+def test_a_large_batch_and_long_names_are_cut(box):
+    n, rids = 700, [f"request-{i}" + "x" * 100 for i in range(700)]
+    column = list(range(n))
+    same = dict.fromkeys(("rows", "committed", "allocated", "evicted"), column)
+    kept = (1, "DECODE", rids, column, "S" * 99, [1], 2, 3, *same.values())
+    box.step(kept)
+    box.event(PageEvent(1, "k" * 99, "pool" * 9, tuple(range(8)), 9, "r" * 99, "é" * 99, "n" * 99))
+    found = read(box)
+    (first,) = found.steps
+    assert found.cut == n
+    assert len(first["rids"]) == len(first["rows"]) == len(first["evicted"]) == REQUESTS
+    assert first["rids"][255].startswith("request-255")
+    assert len(found.events[0]["pages"]) == 8
+
+
+def test_a_record_that_is_half_written_is_left_out(box):
+    """A kill may come behind any byte. Each record is as it was, or is not there."""
+    for n in range(1, STEPS + 6):
+        box.step(step(n, rids=(f"first-{n}", f"second-{n}")))
+        box.write("status", b"%d" % n * 100)
+    before = box.path.read_bytes()
+    n = STEPS + 6
+    box.step(step(n, rids=(f"first-{n}", f"second-{n}")))
+    box.write("status", b"%d" % n * 100)
+    after = box.path.read_bytes()
+    changed = [i for i in range(TOTAL_BYTES) if before[i] != after[i]]
+    place = black_box._STEPS_AT + n % STEPS * black_box.STEP_BYTES
+    # The order of the stores: the number becomes 0, then the rest, then the new number.
+    torn = bytearray(before)
+    torn[place : place + 8] = bytes(8)
+    rng = random.Random(3)
+    for _ in range(200):
+        some = [i for i in changed if not place <= i < place + 8]
+        cut = bytearray(torn)
+        for i in rng.sample(some, rng.randrange(len(some))):
+            cut[i] = after[i]
+        found = black_box.content(bytes(cut))
+        assert [s["step"] for s in found.steps] == list(range(7, n))
+        assert all(s["rids"] == [f"first-{s['step']}", f"second-{s['step']}"] for s in found.steps)
+        assert found.blobs["status"] in (b"%d" % (n - 1) * 100, b"%d" % n * 100)
+
+
+def damaged(data: bytes, rng: random.Random) -> bytes:
+    """Garbage, hostile lengths and numbers, parts of other boxes, and files that are cut off."""
+    out = bytearray(data)
+    for _ in range(rng.randrange(1, 400)):
+        at = rng.randrange(16, TOTAL_BYTES - 8)
+        at = rng.choice((at, at // 8 * 8, black_box._STEPS_AT + at % 3 * black_box.STEP_BYTES))
+        value = rng.choice((b"\xff" * 8, b"\x7f" + b"\xff" * 7, bytes(8), rng.randbytes(8)))
+        out[at : at + 8] = value
+    if rng.random() < 0.2:
+        place = rng.randrange(TOTAL_BYTES // 2)
+        out[place : place + TOTAL_BYTES // 3] = rng.randbytes(TOTAL_BYTES // 3)
+    return bytes(out[:TOTAL_BYTES])
+
+
+def test_bytes_from_anybody_are_bounded(box):
+    for n in range(1, STEPS + 1):
+        box.step(step(n))
+        box.event(PageEvent(n, "free", "swa", (n,), 1))
+    whole = box.path.read_bytes()
+    rng = random.Random(1)
+    for _ in range(SEEDS):
+        begin = time.perf_counter()
+        found = black_box.content(damaged(whole, rng))
+        assert time.perf_counter() - begin < 5
+        assert len(found.steps) <= STEPS
+        assert len(found.events) <= EVENTS
+        assert all(len(s["rids"]) <= REQUESTS for s in found.steps)
+        assert all(len(s["rows"]) <= REQUESTS for s in found.steps)
+        assert all(len(blob) <= BLOBS[name] for name, blob in found.blobs.items())
+
+
+@pytest.mark.parametrize("data", [b"", b"g4debug-box 1\n", b"\0" * TOTAL_BYTES, b"g4debug-box 9\n"])
+def test_what_is_no_box_is_refused(data):
+    with pytest.raises(BoxError, match="not a black box"):
+        black_box.content(data)
+
+
+def test_a_folder_without_room_is_told(tmp_path, monkeypatch):
+    with pytest.raises(BoxError, match="no room"):
+        BlackBox(OWNER, tmp_path / "missing")
+
+    def full(fd, at, size):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(BoxError, match="No space left"):
+        BlackBox(OWNER, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- whose it is ----------------------------------------------------------------------------------
+
+CHILD = """
+import os, sys, time
+from pathlib import Path
+from g4debug.findings.black_box import BlackBox, Owner
+box = BlackBox(Owner(os.getpid(), 1, 2, 3, "h", "l", "/d"), Path(sys.argv[1]))
+box.step((1, "DECODE", ["r"], [1], "", [1], 2, 3, [4], [5], [6], [7]))
+{body}
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def killed(folder: Path, body: str = "", kill: bool = True) -> subprocess.Popen:
+    command = [sys.executable, "-c", CHILD.format(body=body), str(folder)]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert child.stdout.readline().strip() == "ready"
+    if kill:
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+    return child
+
+
+def only(folder: Path) -> Path:
+    (path,) = black_box.paths(folder)
+    return path
+
+
+def test_a_box_of_a_living_process_is_left_alone(tmp_path):
+    child = killed(tmp_path, kill=False)
+    try:
+        with black_box.opened(only(tmp_path)) as found:
+            assert (found.owner.pid, found.dead) == (child.pid, False)
+            assert found.read().steps[0]["rids"] == ["r"]  # it may be looked at meanwhile
+    finally:
+        child.kill()
+        child.wait()
+    with black_box.opened(only(tmp_path)) as found:
+        assert found.dead
+        with black_box.opened(found.path) as again:
+            assert not again.dead  # one process at a time makes a dump of it
+        found.remove()
+        with black_box.opened(found.path) as again:
+            assert again is None
+
+
+def test_a_child_that_lives_on_does_not_keep_the_box_alive(tmp_path):
+    body = "child = os.fork()\nif not child: box.step((9,)); time.sleep(600)\nprint(child)"
+    command = [sys.executable, "-c", CHILD.format(body=body), str(tmp_path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    forked = int(process.stdout.readline())
+    try:
+        process.kill()
+        process.wait()
+        with black_box.opened(only(tmp_path)) as found:
+            assert found.dead
+            assert [s["step"] for s in found.read().steps] == [1]
+    finally:
+        os.kill(forked, signal.SIGKILL)
+
+
+def test_other_files_are_no_boxes(tmp_path):
+    name = tmp_path / black_box.PREFIX
+    name.with_name(f"{name.name}short").write_bytes(b"g4debug-box 1\n")
+    name.with_name(f"{name.name}zero").write_bytes(b"\0" * TOTAL_BYTES)
+    name.with_name(f"{name.name}folder").mkdir()
+    name.with_name(f"{name.name}link").symlink_to("/dev/zero")
+    os.mkfifo(name.with_name(f"{name.name}fifo"))
+    found = black_box.paths(tmp_path)
+    assert len(found) == 5
+    for path in found:
+        with black_box.opened(path) as box:
+            assert box is None
+    assert black_box.paths(tmp_path / "missing") == []

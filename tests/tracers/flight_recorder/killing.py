@@ -1,0 +1,89 @@
+"""An SGLang plugin of the engine test: a scheduler ends itself at a place of the test's choice.
+
+KILL_BY is the number of a signal, or ``exit`` for ``os._exit(3)``. KILL_AT is ``start`` (while the
+model is loaded), ``forward`` (in a step), ``write`` (in the middle of a record of the black box),
+``idle``, ``server`` (in a step, the server's first process instead) or ``never``. KILL_STEP is the
+step, KILL_RANK the rank.
+"""
+
+import os
+import signal
+import threading
+import time
+
+
+def end() -> None:
+    how = os.environ["KILL_BY"]
+    print(f"THE SCHEDULER {os.getpid()} ENDS AT {time.time_ns()}", flush=True)
+    if how == "exit":
+        os._exit(3)
+    os.kill(os.getpid(), int(how))
+    signal.pause()
+
+
+def register() -> None:
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    from g4debug import plugin
+    from g4debug.findings import black_box
+
+    at, when = os.environ["KILL_AT"], int(os.environ.get("KILL_STEP", "5"))
+
+    def recorder():
+        return plugin.in_force.recorder
+
+    def due() -> bool:
+        mine = recorder().rank in (-1, int(os.environ.get("KILL_RANK", "0")))
+        return mine and recorder().step >= when
+
+    def forward(attend, *args, **kwargs):
+        if at == "forward" and due():
+            end()
+        if at == "server" and due():
+            os.kill(os.getppid(), signal.SIGKILL)
+            signal.pause()
+        return attend(*args, **kwargs)
+
+    def load(original, *args, **kwargs):
+        result = original(*args, **kwargs)
+        if at == "start":
+            end()
+        return result
+
+    def later(scheduler, *args, **kwargs):
+        def wait() -> None:
+            while recorder().step < when or scheduler.running_batch.reqs:
+                time.sleep(0.05)
+            time.sleep(1)
+            end()
+
+        threading.Thread(target=wait, daemon=True).start()
+
+    class Torn:
+        """Writes the number that marks a record as whole, but not that of the last one."""
+
+        size = black_box._NUMBER.size
+        unpack_from = black_box._NUMBER.unpack_from
+        pack = black_box._NUMBER.pack_into
+
+        def pack_into(self, box, at, number):
+            if number and due():
+                end()
+            self.pack(box, at, number)
+
+    if at == "write":
+        black_box._NUMBER = Torn()
+    backend = "sglang.srt.layers.attention.trtllm_mha_backend.TRTLLMHAAttnBackend"
+    for phase in ("forward_decode", "forward_extend"):
+        HookRegistry.register(f"{backend}.{phase}", forward, HookType.AROUND)
+    runner = "sglang.srt.model_executor.model_runner.ModelRunner"
+    HookRegistry.register(f"{runner}.load_model", load, HookType.AROUND)
+    if at == "idle":
+        loop = "sglang.srt.managers.scheduler.Scheduler.process_input_requests"
+        started = []
+
+        def first(scheduler, *args, **kwargs):
+            if not started:
+                started.append(later(scheduler))
+
+        HookRegistry.register(loop, first, HookType.BEFORE)

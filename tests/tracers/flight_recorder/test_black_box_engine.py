@@ -1,0 +1,177 @@
+"""Real schedulers that are killed at each point: each leaves one dump, and a healthy end none."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import installed_plugin
+import pytest
+from real_engine import ENGINE, Run, drive, dumps_in, side_by_side
+
+from g4debug.findings import black_box
+
+HERE = Path(__file__).parent
+pytestmark = ENGINE
+KILL, SEGV, ABRT = (str(int(n)) for n in (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT))
+ALL = {"SGLANG_TRTLLM_MHA_DEBUG": "1", "G4DEBUG_NOT_RUN_ON_THIS_RELEASE": "1"}
+
+
+def killed(folder: Path, at: str, by: str, *arguments: str, **environ: str) -> Run:
+    installed_plugin.install(folder / "site", "killing", "killing:register")
+    environ = {
+        "PYTHONPATH": installed_plugin.path(folder / "site", HERE),
+        "KILL_AT": at,
+        "KILL_BY": by,
+        "G4DEBUG_TRACE": "flight-recorder",
+        **environ,
+    }
+    arguments = arguments or ("mtp", "1", "1")
+    return drive(folder, str(HERE / "drive_killed.py"), *arguments, **environ)
+
+
+def boxes(folder: Path) -> list[Path]:
+    """The black boxes whose dumps would go to the dump folder of this run."""
+    found = []
+    for path in black_box.paths():
+        with black_box.opened(path) as box:
+            if box is not None and box.owner.folder == str(folder / "dumps"):
+                found.append(path)
+    return found
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("killed")
+    found = side_by_side(
+        forward=lambda: killed(folder / "forward", "forward", KILL, **ALL, G4DEBUG_TRACE=""),
+        start=lambda: killed(folder / "start", "start", SEGV),
+        idle=lambda: killed(folder / "idle", "idle", ABRT, "mtp", "1", "1", "wait", KILL_STEP="8"),
+        write=lambda: killed(folder / "write", "write", KILL, "plain", "1", "0"),
+        exit=lambda: killed(folder / "exit", "forward", "exit", "plain", "1", "1"),
+        asked=lambda: killed(folder / "asked", "forward", str(int(signal.SIGTERM))),
+        healthy=lambda: killed(folder / "healthy", "never", KILL),
+    )
+    return folder, found
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "words"),
+    [
+        ("forward", "killed", "the scheduler was killed (SIGKILL)"),
+        ("start", "native-crash", "the scheduler died of signal 11 (SIGSEGV), outside of Python"),
+        ("idle", "native-crash", "the scheduler died of signal 6 (SIGABRT), outside of Python"),
+        ("write", "killed", "the scheduler was killed (SIGKILL)"),
+        ("exit", "gone", "the scheduler ended with exit code 3, and no exception was seen"),
+    ],
+)
+def test_a_killed_scheduler_leaves_one_dump(runs, name, kind, words):
+    folder, found = runs
+    run = found[name]
+    (record,) = run.dumps
+    f = record.finding
+    assert (f.check, f.kind) == ("flight-recorder", kind), f.headline
+    assert f.headline.endswith(words)
+    assert f.headline in run.log  # so that whoever reads only the log has it
+    assert f.got.count("black box") == 1
+    assert "by the server's main process (pid " in f.got
+    pid = int(re.search(r"THE SCHEDULER (\d+) ENDS", run.log)[1])
+    assert f.location.pid == pid
+    assert (f.location.rank, f.location.dp_rank) == (0, 0)
+    assert record.arguments["attention_backend"] == "trtllm_mha"
+    assert "sglang" in record.versions
+    assert [t.mode for t in record.tracers if t.name == "flight-recorder"] == ["raise"]
+    assert boxes(folder / name) == []
+
+
+def test_the_last_steps_are_there(runs):
+    _, found = runs
+    for name in ("forward", "idle", "write", "exit"):
+        (record,) = found[name].dumps
+        steps = [s.step for s in record.steps]
+        # Of the step that is half written when the scheduler dies, nothing is told.
+        last = {"idle": steps[-1], "write": 4}.get(name, 5)
+        assert steps == list(range(1, last + 1)), name
+        assert record.finding.location.step == last
+        for s in record.steps:
+            assert len(s.rids) == len(s.rows) == len(s.allocated) > 0
+            assert all(s.rids)
+        returned = "had returned" if name in ("idle", "write") else "had not returned"
+        assert returned in record.finding.got
+    (record,) = found["start"].dumps
+    assert record.steps == ()
+    assert "start-up" in record.finding.headline
+
+
+def test_it_has_the_allocators_events_and_what_was_checked(runs):
+    (record,) = runs[1]["forward"].dumps
+    assert {e.pool for e in record.allocator} == {"full", "swa"}
+    assert all(e.caller for e in record.allocator if e.kind != "clear")
+    assert "page-table" in {t.name for t in record.tracers}
+    assert "Checked" in record.finding.cause or "innocent" in record.finding.cause
+
+
+def test_no_prompt_and_no_token_is_in_a_box(runs):
+    for run in runs[1].values():
+        for record in run.dumps:
+            assert record.tape is None
+
+
+@pytest.mark.parametrize("name", ["asked", "healthy"])
+def test_who_is_asked_to_end_or_ends_well_leaves_nothing(runs, name):
+    folder, found = runs
+    assert found[name].dumps == []
+    assert boxes(folder / name) == []
+    assert "black box" not in found[name].log
+
+
+@pytest.mark.long("an engine of two ranks")
+def test_one_rank_of_two(tmp_path):
+    run = killed(tmp_path, "forward", KILL, "mtp", "2", "1", KILL_RANK="1")
+    first, other = sorted(run.dumps, key=lambda r: r.created)
+    assert (first.finding.kind, first.finding.location.rank) == ("killed", 1)
+    assert other.finding.location.rank == 0
+    # It was told, or its own collective broke first.
+    assert other.finding.kind in ("other-rank", "exception")
+    assert first.launch == other.launch
+    assert boxes(tmp_path) == []
+
+
+@pytest.mark.long("an engine for the case that is rarer")
+def test_the_whole_server_is_killed_while_somebody_reads(tmp_path):
+    """Nobody is left to make the dump, so ``g4debug list`` does: once, whoever else looks."""
+    done = threading.Event()
+
+    def look() -> None:
+        while not done.is_set():
+            for path in black_box.paths():
+                with black_box.opened(path) as box:
+                    if box is not None and not box.dead:
+                        with contextlib.suppress(black_box.BoxError):
+                            box.read()
+
+    readers = [threading.Thread(target=look) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    try:
+        run = killed(tmp_path, "server", KILL)
+    finally:
+        done.set()
+        for reader in readers:
+            reader.join()
+    assert run.dumps == []
+    assert len(boxes(tmp_path)) == 1
+    command = [sys.executable, "-m", "g4debug", "list", str(tmp_path / "dumps")]
+    lists = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    out = [process.communicate(timeout=120)[0] for process in lists]
+    (record,) = dumps_in(tmp_path)
+    assert any("the scheduler is gone" in text for text in out)
+    assert record.finding.kind == "gone"
+    assert "the server's main process is gone, too" in record.finding.got
+    assert record.steps
+    assert boxes(tmp_path) == []
