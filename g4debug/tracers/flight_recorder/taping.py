@@ -52,6 +52,13 @@ HARMLESS = (
     "CheckWeights", "ConfigureLogging", "Dumper", "ExpertDistribution", "FreezeGC", "Get",
     "HealthCheck", "ListExternal", "Profile", "Shutdown", "UpdateWeightVersion",
 )  # fmt: skip
+# Messages that are not on the tape, and of which nothing is left in a server without requests. A
+# pause ends by a message of its own. All others may have changed the server for good.
+PASSING = (
+    "BatchTokenizedEmbedding", "BeginWeight", "CloseSession", "ContinueGeneration", "EndWeight",
+    "LoadLoRA", "OpenSession", "PauseGeneration", "TokenizedEmbedding", "UnloadLoRA",
+    "UpdateWeight",
+)  # fmt: skip
 # Features of a request that are not on the tape: SGLang's field, and the feature in words.
 FIELDS = {
     "mm_inputs": "images, video or sound",
@@ -126,7 +133,8 @@ class Taping:
         self.digests = PageDigests()
         self.scheduler: Any = None
         self.facts: dict[str, Plain] = {}
-        self.limits: dict[str, None] = {}  # in their order
+        self.limits: dict[str, bool] = {}  # in their order; whether it lasts
+        self._told: set[str] = set()  # a server may do the same again and again
         self.live: dict[str, Live] = {}
         self.ended: dict[str, int] = {}
         self.page = 1
@@ -168,11 +176,26 @@ class Taping:
 
         return call
 
-    def limit(self, what: str) -> None:
-        """Note something that is not on the tape: from now on the server cannot be replayed."""
-        if what not in self.limits and len(self.limits) < 32:
-            self.limits[what] = None
-            self.part.limit(LOST, what)
+    def limit(self, what: str, lasts: bool = False) -> None:
+        """Note something that is not on the tape. Nobody can replay a tape that has it.
+
+        lasts: the server stays so. All other limits end where the tape begins anew.
+        """
+        if what not in self.limits:
+            self.part.limit(LOST, what, quiet=what in self._told)
+            self._told.add(what)
+        self.limits[what] = lasts or self.limits.get(what, False)
+
+    def _end_limits(self) -> None:
+        """The tape begins anew, without a request that runs."""
+        if all(self.limits.values()):
+            return
+        self.ring.forget()  # nobody can replay what is before
+        self.limits = {what: True for what, lasts in self.limits.items() if lasts}
+        self.part.lift(LOST, "it has begun anew", quiet="" in self._told)
+        self._told.add("")
+        for what in self.limits:
+            self.part.limit(LOST, what, quiet=True)
 
     # --- the scheduler ---------------------------------------------------------------------------
 
@@ -183,7 +206,7 @@ class Taping:
         self.page = int(scheduler.page_size)
         self.speculates = self.facts["speculative_algorithm"] is not None
         for why in unsupported(scheduler):
-            self.limit(why)
+            self.limit(why, lasts=True)
         self.on = True
         self._start(Why.START)
 
@@ -203,6 +226,8 @@ class Taping:
         if refreshes:
             rest += bytes((Code.REFRESHES,)) + tape.number(refreshes)
         self.ring.start(why, self.steps, rest)
+        if why in (Why.FLUSH, Why.IDLE):
+            self._end_limits()
         self.ring.trim(self.steps)
 
     def go_on(self, begins: tape.Start) -> None:
@@ -219,7 +244,7 @@ class Taping:
             for rid in list(self.live):  # ended while they waited
                 self._end(rid, (), How.ABORT)
             self._rows = []
-            if len(self.ring.now) > self.ring.part:
+            if len(self.ring.now) > self.ring.part or not all(self.limits.values()):
                 self._start(Why.IDLE)
 
     def round(self, scheduler: Any, messages: Any, *args: Any, **kwargs: Any) -> None:
@@ -315,7 +340,7 @@ class Taping:
             if getattr(message, "timeout_s", None) and not self.scheduler.is_fully_idle():
                 self.limit("a flush that waits until the server is idle")
         elif not kind.startswith(HARMLESS):
-            self.limit(f"the message {kind}")
+            self.limit(f"the message {kind}", lasts=not kind.startswith(PASSING))
 
     def _request(self, message: Any) -> None:
         params = message.sampling_params
@@ -367,6 +392,7 @@ class Taping:
         if not self.on or not self.ring.now:
             return None
         self._take_digest()
+        limits = tuple(self.limits)  # before and after: they may end in between, or begin
         live = self.live.copy()
         running = {r.rid: r for r in unfinished(self.scheduler)}
         closing = []
@@ -382,7 +408,7 @@ class Taping:
             self.steps,
             self.requests,
             self.facts,
-            tuple(self.limits),
+            tuple(dict.fromkeys((*limits, *self.limits))),
         )
 
 

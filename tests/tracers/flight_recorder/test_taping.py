@@ -264,6 +264,79 @@ def test_what_cannot_be_on_a_tape_is_said(message: Any, what: str) -> None:
     assert what in status.state
 
 
+def served(server: Server, *requests: Any) -> None:
+    """They come, run for a step and end, and then the server has nothing to do."""
+    server.round(*requests)
+    for one in requests:
+        server.step(EXTEND, SimpleNamespace(rid=one.rid))
+        server.taping.released(ended(one.rid, [2]))
+    server.rest(2)
+
+
+@pytest.mark.parametrize("flush", [False, True])
+def test_a_limit_ends_where_the_tape_begins_anew(
+    flush: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is over in the tape, in the status and in the log. What was before is gone."""
+    server = Server()
+    server.round(asked("a", [1] * 40, lora_id="x"))
+    server.step(EXTEND, SimpleNamespace(rid="a"))
+    assert server.taping.tape().limits
+    server.taping.released(ended("a", [2]))
+    if flush:
+        server.round(FlushCacheReqInput(timeout_s=None))
+        server.round()
+    else:
+        server.rest(2)
+    served(server, asked("b", [1] * 40))
+    made, read = server.taping.tape(), server.read()
+    assert made.limits == ()
+    assert (read.begins.why, list(read.requests)) == (Why.FLUSH if flush else Why.IDLE, [2])
+    assert all(p.sound for p in server.context.recorder.status.records() if p.name == "tape")
+    assert caplog.messages == [
+        "g4debug: the tape is limited: it cannot carry this: LoRA adapters",
+        "g4debug: the tape is not limited any more: it has begun anew",
+    ]
+
+
+def test_a_limit_that_comes_again_and_again_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server = Server()
+    for n in range(5):
+        served(server, asked(f"a{n}", [1], lora_id="x"))
+    assert server.taping.tape().limits == ()
+    server.round(asked("a", [1], lora_id="x"))
+    assert server.taping.tape().limits == ("LoRA adapters",)
+    assert len(caplog.messages) == 2
+
+
+def test_a_limit_lasts_as_long_as_its_request_runs() -> None:
+    server = Server()
+    server.round(asked("a", [1], lora_id="x"))
+    server.idle = False
+    server.rest(5)
+    server.round(FlushCacheReqInput(timeout_s=None))
+    server.round()
+    assert server.taping.tape().limits == ("LoRA adapters",)
+
+
+def test_what_has_changed_the_server_lasts() -> None:
+    """Weights that were changed are passed with a flush; another setting of the server is not."""
+    server = Server()
+    for message in ("UpdateWeightFromDiskReqInput", "SetInternalStateReq"):
+        server.round(type(message, (SimpleNamespace,), {})())
+    assert len(server.taping.tape().limits) == 2
+    server.rest(2)
+    limits = server.taping.tape().limits
+    assert limits == ("the message SetInternalStateReq",)
+    (status,) = (p for p in server.context.recorder.status.records() if p.name == "tape")
+    assert [x.why for x in status.limits] == list(limits)
+    chunks = server.taping.tape().chunks
+    served(server, asked("b", [1]))
+    assert server.taping.tape().chunks == chunks  # nothing is dropped in vain
+
+
 def test_pages_of_one_token_are_on_the_tape() -> None:
     server = Server()
     server.scheduler.page_size = 1
