@@ -6,15 +6,17 @@ tokens are hashed once when it arrives and once when it ends.
 
 from __future__ import annotations
 
+import os
 import secrets
 import struct
+import sys
 import zlib
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from g4debug.findings import tape
+from g4debug.findings import decisive, tape
 from g4debug.findings.record import Plain, Tape
 from g4debug.findings.status import TAPE
 from g4debug.findings.steps import pool_sizes
@@ -35,6 +37,7 @@ SCHEDULER = (
     "enable_overlap", "schedule_policy", "enable_priority_scheduling",
     "schedule_low_priority_values_first", "priority_scheduling_preemption_threshold",
     "sliding_window_size", "prefill_decode_interval", "prefill_decode_interval_min_bs",
+    "truncation_align_size",
 )  # fmt: skip
 POOLS = ("size", "size_full", "size_swa")  # of its allocator, in tokens
 RATIOS = ("init", "min", "decay")  # of the share of their longest output that requests may take
@@ -43,8 +46,10 @@ SPECULATION = (
 )  # fmt: skip
 
 POLICIES = ("fcfs", "lof", "dfs-weight", "lpm")
-# With lpm it counts whether waiting requests have so many tokens in common, whatever a page is.
-LPM_TOKENS = 32
+# Numbers of SGLang's module of policies; it reads them from variables when it is imported. With lpm
+# it counts whether waiting requests have so many tokens in common as the last one says, whatever a
+# page is, unless the one before it is negative.
+POLICY = ("CLIP_MAX_NEW_TOKENS", decisive.LPM_CHECK, decisive.LPM_TOKENS)
 REFRESHES = "_waiting_prefix_refresh_calls"  # SGLang's, from 0.5.23 on
 
 # Messages that do not change where pages go, by the beginning of their names.
@@ -133,6 +138,7 @@ class Taping:
         self.digests = PageDigests()
         self.scheduler: Any = None
         self.facts: dict[str, Plain] = {}
+        self.variables: dict[str, str] = {}
         self.limits: dict[str, bool] = {}  # in their order; whether it lasts
         self._told: set[str] = set()  # a server may do the same again and again
         self.live: dict[str, Live] = {}
@@ -202,10 +208,10 @@ class Taping:
     def begin(self, scheduler: Any, *args: Any, **kwargs: Any) -> None:
         """The event loop is about to run."""
         self.scheduler = scheduler
-        self.facts = facts(scheduler)
+        self.facts, self.variables = facts(scheduler), decisive.variables(os.environ)
         self.page = int(scheduler.page_size)
         self.speculates = self.facts["speculative_algorithm"] is not None
-        for why in unsupported(scheduler):
+        for why in unsupported(scheduler, self.facts):
             self.limit(why, lasts=True)
         self.on = True
         self._start(Why.START)
@@ -409,6 +415,7 @@ class Taping:
             self.requests,
             self.facts,
             tuple(dict.fromkeys((*limits, *self.limits))),
+            self.variables,
         )
 
 
@@ -470,11 +477,13 @@ def facts(scheduler: Any) -> dict[str, Plain]:
             here = getattr(scheduler, "new_token_ratio_decay", None)
         found[f"{name}_new_token_ratio"] = here if tracker is None else getattr(tracker, name)
     found |= {name: server_argument(scheduler.server_args, name) for name in SPECULATION}
+    policies = sys.modules.get(type(getattr(scheduler, "policy", None)).__module__)
+    found |= {name: getattr(policies, name, None) for name in POLICY}
     found["prefix_cache"] = type(scheduler.tree_cache).__name__
     return {k: v for k, v in found.items() if v is None or isinstance(v, (bool, int, float, str))}
 
 
-def unsupported(scheduler: Any) -> Iterator[str]:
+def unsupported(scheduler: Any, facts: Mapping[str, Any]) -> Iterator[str]:
     """Features of this server that a tape cannot carry, in words."""
     args = scheduler.server_args
     for name, what in ARGUMENTS.items():
@@ -485,8 +494,10 @@ def unsupported(scheduler: Any) -> Iterator[str]:
     for name, what in (("pp_size", "pipeline ranks"), ("dp_size", "data-parallel ranks")):
         if int(server_argument(args, name, 1)) > 1:
             yield what
+    yield from decisive.not_carried(os.environ, hasattr(scheduler, "_poll_timeout_aborts"))
     policy = scheduler.schedule_policy
-    if policy == "lpm" and LPM_TOKENS % scheduler.page_size:
+    _, check, tokens = (facts[name] for name in POLICY)
+    if policy == "lpm" and (check is None or (check >= 0 and tokens % scheduler.page_size)):
         yield f"the schedule policy lpm with pages of {scheduler.page_size} tokens"
     elif policy not in POLICIES:
         yield f"the schedule policy {policy}"
