@@ -135,6 +135,7 @@ class Tape:
     # What decides with the requests: sizes and rules of the scheduler, by SGLang's names.
     scheduler: dict[str, Plain]
     limits: tuple[str, ...] = ()  # what happened that cannot be on a tape
+    variables: dict[str, str] = field(default_factory=dict)  # of SGLang: ``findings/decisive.py``
 
 
 @dataclass(frozen=True)

@@ -147,6 +147,13 @@ class Part:
         if self._limited(what, why) and not self.is_off and not quiet:
             self._tell(f"is limited{_since(self._status.clock.step)}: {what}: {why}", error)
 
+    def lift(self, what: str, why: str, *, quiet: bool = False) -> None:
+        """A limit is over. quiet: do not log it."""
+        if self._limits.pop(what, None) is not None:
+            self._status.changes += 1
+            if not quiet:
+                self._tell(f"is not limited any more{_since(self._status.clock.step)}: {why}")
+
     def off(self, why: str, error: BaseException | None = None) -> None:
         """Nothing is judged any more. Only the first reason counts, later ones follow from it."""
         if self._off is not None:

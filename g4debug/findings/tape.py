@@ -251,6 +251,11 @@ class Ring:
         while size > self.limit and len(chunks) > 1:
             size -= len(chunks.popleft()[0])
 
+    def forget(self) -> None:
+        """Drop all chunks but the last one."""
+        while len(self._chunks) > 1:
+            self._chunks.popleft()
+
     @property
     def part(self) -> int:
         """So many bytes are enough for a chunk."""

@@ -21,6 +21,7 @@ def pack(
     requests: int,
     scheduler: Mapping[str, Plain],
     limits: Sequence[str],
+    variables: Mapping[str, str] | None = None,
 ) -> Tape:
     """closing: the ends of the requests that still run. steps, requests: of the process, up to now.
 
@@ -40,6 +41,7 @@ def pack(
         chunks=(0, *itertools.accumulate(map(len, chunks[:-1]))),
         scheduler=dict(scheduler),
         limits=tuple(limits),
+        variables=dict(variables or {}),
     )
     return _from(whole, data, 0)
 

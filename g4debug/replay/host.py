@@ -23,6 +23,7 @@ from g4debug import cpu
 from g4debug.dumps import reading
 from g4debug.dumps.errors import DumpError
 from g4debug.findings import tape
+from g4debug.findings.decisive import DECISIVE
 from g4debug.findings.record import Plain, Tape, TrapRecord
 from g4debug.findings.tape import Recording
 from g4debug.replay import feeder
@@ -215,7 +216,11 @@ def started(
 
 def environment(setting: Setting, trace: tuple[str, ...], dumps: Path) -> dict[str, str]:
     """This process's variables without SGLang's and g4debug's; the server's; a replay's."""
-    mine = {k: v for k, v in os.environ.items() if not k.startswith(("G4DEBUG_", "SGLANG_"))}
+    mine = {
+        k: v
+        for k, v in os.environ.items()
+        if not k.startswith(("G4DEBUG_", "SGLANG_")) and k not in DECISIVE
+    }
     mine["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), mine.get("PYTHONPATH", ""))))
     asked = {
         "SGLANG_TRTLLM_MHA_DEBUG": "1",

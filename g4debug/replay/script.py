@@ -148,7 +148,9 @@ def text(
 ) -> str:
     """The script. shows: what it showed when it ran. compares: whether answers are compared."""
     pages, prompts = _pages([e for e, _ in events if isinstance(e, Request)], tokens)
-    mine = {k: v for k, v in setting.environ.items() if k.startswith("SGLANG_") and k not in OWN}
+    mine = {
+        k: v for k, v in setting.environ.items() if not k.startswith("G4DEBUG_") and k not in OWN
+    }
     environment = Environment(
         loader=PackageLoader("g4debug.replay"), undefined=StrictUndefined,
         trim_blocks=True, keep_trailing_newline=True,

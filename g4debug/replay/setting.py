@@ -14,7 +14,7 @@ from g4debug import backends, speculation
 from g4debug.cpu import models
 from g4debug.cpu.geometry import TINY
 from g4debug.cpu.server import backend_for
-from g4debug.findings import tape
+from g4debug.findings import decisive, tape
 from g4debug.findings.record import Plain, Tape, TrapRecord
 from g4debug.findings.tape import Recording
 from g4debug.findings.tape_record import data
@@ -143,7 +143,7 @@ def setting_of(record: TrapRecord, on: Tape, recording: Recording) -> Setting:
             window=_whole(facts, "sliding_window_size") + 1,
             context=max(_whole(record.geometry, "context_len") + 64, TINY.max_position),
         ),
-        environ=_environ(record, notes),
+        environ=_environ(record, on, notes),
         notes=notes,
     )
 
@@ -214,11 +214,13 @@ def _speculation(facts: Mapping[str, Plain]) -> dict[str, Plain]:
     }
 
 
-def _environ(record: TrapRecord, notes: list[str]) -> dict[str, str]:
+def _environ(record: TrapRecord, on: Tape, notes: list[str]) -> dict[str, str]:
     """SGLang's variables, and g4debug's fixes, faults and mode that were in force."""
-    found = {}
+    found = decisive.variables(on.variables)
     for name, value in record.environment.items():
-        if not _NAME.fullmatch(name) or _ELSEWHERE.match(name):
+        if not _NAME.fullmatch(name) or _ELSEWHERE.match(name) or name in found:
+            continue
+        if name in decisive.ON_TAPE:
             continue
         if _PLAIN.fullmatch(value):
             found[name] = value

@@ -138,3 +138,11 @@ def test_tracers_come_first(recorder):
     recorder.status.part("step-recorder")  # nothing to say about it
     recorder.status.part("pool-leak").mode = "log"
     assert [r.name for r in recorder.status.records()] == ["page-table", "pool-leak", LEDGER]
+
+
+def test_a_limit_that_is_over_is_told_once(part, caplog):
+    part.limit("ranges only", "pages move", quiet=True)
+    for _ in range(2):
+        part.lift("ranges only", "they lie still")
+    assert caplog.messages == ["g4debug: page-table is not limited any more: they lie still"]
+    assert part.record().sound

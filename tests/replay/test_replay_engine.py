@@ -18,6 +18,7 @@ from real_engine import ENGINE, drive, dumps_in
 from g4debug import cli
 from g4debug.dumps import reading, writing
 from g4debug.findings import tape
+from g4debug.findings.decisive import DECISIVE
 from g4debug.findings.record import TrapRecord
 from g4debug.findings.tape import Code
 from g4debug.findings.tape_record import data, pack
@@ -32,15 +33,24 @@ ENGINE_ARGUMENTS = {
 
 
 def recorded(
-    folder: Path, mtp: bool, requests: int, engine: dict[str, Any] | None = None, **environ: str
+    folder: Path,
+    mtp: bool,
+    requests: int,
+    engine: dict[str, Any] | None = None,
+    together: int = 5,
+    **environ: str,
 ) -> TrapRecord:
     """The dump that is left: of a finding, or of a healthy server that was asked for its tape."""
     target = folder / "tape.pt"
     order = {
-        "seed": 2, "requests": requests, "together": 5, "mtp": mtp,
+        "seed": 2, "requests": requests, "together": together, "mtp": mtp,
         "engine": {**ENGINE_ARGUMENTS, **(engine or {})}, "tape": str(target),
     }  # fmt: skip
-    run = drive(folder, DRIVER, json.dumps(order), SGLANG_TRTLLM_MHA_DEBUG="1", **environ)
+    # SGLang reads some variables when it is imported, which a warm process has done.
+    cold = not DECISIVE.isdisjoint(environ)
+    run = drive(
+        folder, DRIVER, json.dumps(order), cold=cold, SGLANG_TRTLLM_MHA_DEBUG="1", **environ
+    )
     if target.exists():
         return reading.read(target)
     assert dumps_in(folder), run.log[-3000:]
@@ -243,3 +253,22 @@ def test_an_exception_of_sglangs_own_comes_again_and_becomes_a_script(
     again = replay(tmp_path, reading.read(small), capsys, "--trace", "flight-recorder")
     assert again["code"] == 0, again
     assert again["text"].startswith("reproduced: ")
+
+
+def test_variables_by_which_the_host_decides_are_those_of_the_server(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also those that are kept out of a dump's environment, as TOKEN in a name may be a secret."""
+    environ = {
+        "IN_BATCH_PREFIX_CACHING_CHECK_THRESHOLD": "-1",
+        "SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": "8",
+        "SGLANG_INIT_NEW_TOKEN_RATIO": "0.2",
+    }
+    engine = {"max_total_tokens": 1536, "schedule_policy": "lpm"}
+    record = recorded(tmp_path, True, 40, engine, 16, SGLANG_SIMULATE_ACC_LEN="2", **environ)
+    assert record.tape is not None
+    assert record.tape.variables == environ
+    assert record.tape.limits == ()
+    result = replay(tmp_path, record, capsys, "--pages-only")
+    assert result["code"] == 0, result
+    assert result["equal"] == result["steps"] == record.tape.steps > 80

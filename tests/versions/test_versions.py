@@ -12,9 +12,11 @@ import subprocess
 import sys
 
 import pytest
+import variables_read
 import wheels
 
 from g4debug import discovery
+from g4debug.findings import decisive
 from g4debug.fixes import base
 from g4debug.fixes.source import exists, source
 from g4debug.hooking import targets
@@ -161,6 +163,21 @@ def test_every_argument_that_is_read_exists(release):
     assert declared <= fields, sorted(declared - fields)
     undeclared = (targets.ARGUMENTS.keys() - declared) & fields
     assert not undeclared, f"{sorted(undeclared)}: they exist here, and are declared for later only"
+
+
+def test_each_variable_by_which_the_host_decides_is_known(release):
+    assert not variables_read.unknown(targets.sglang_root() / "sglang" / "srt")
+
+
+def test_each_variable_that_is_on_a_tape_is_read_by_a_release(release):
+    if release != wheels.RELEASES[-1]:
+        pytest.skip("all releases are read together")
+    known = {*decisive.DECISIVE, *decisive.ON_TAPE, *decisive.OTHER_WAYS, *decisive.SECONDS}
+    for one in wheels.RELEASES:
+        for path in (wheels.unpacked(one) / "sglang" / "srt").rglob("*.py"):
+            text = path.read_text() if path.name != "environ.py" else ""
+            known = {name for name in known if name not in text}
+    assert not known
 
 
 def test_nothing_of_sglang_is_imported(release):

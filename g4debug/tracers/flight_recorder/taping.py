@@ -6,15 +6,17 @@ tokens are hashed once when it arrives and once when it ends.
 
 from __future__ import annotations
 
+import os
 import secrets
 import struct
+import sys
 import zlib
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from g4debug.findings import tape
+from g4debug.findings import decisive, tape
 from g4debug.findings.record import Plain, Tape
 from g4debug.findings.status import TAPE
 from g4debug.findings.steps import pool_sizes
@@ -35,6 +37,7 @@ SCHEDULER = (
     "enable_overlap", "schedule_policy", "enable_priority_scheduling",
     "schedule_low_priority_values_first", "priority_scheduling_preemption_threshold",
     "sliding_window_size", "prefill_decode_interval", "prefill_decode_interval_min_bs",
+    "truncation_align_size",
 )  # fmt: skip
 POOLS = ("size", "size_full", "size_swa")  # of its allocator, in tokens
 RATIOS = ("init", "min", "decay")  # of the share of their longest output that requests may take
@@ -43,14 +46,23 @@ SPECULATION = (
 )  # fmt: skip
 
 POLICIES = ("fcfs", "lof", "dfs-weight", "lpm")
-# With lpm it counts whether waiting requests have so many tokens in common, whatever a page is.
-LPM_TOKENS = 32
+# Numbers of SGLang's module of policies; it reads them from variables when it is imported. With lpm
+# it counts whether waiting requests have so many tokens in common as the last one says, whatever a
+# page is, unless the one before it is negative.
+POLICY = ("CLIP_MAX_NEW_TOKENS", decisive.LPM_CHECK, decisive.LPM_TOKENS)
 REFRESHES = "_waiting_prefix_refresh_calls"  # SGLang's, from 0.5.23 on
 
 # Messages that do not change where pages go, by the beginning of their names.
 HARMLESS = (
     "CheckWeights", "ConfigureLogging", "Dumper", "ExpertDistribution", "FreezeGC", "Get",
     "HealthCheck", "ListExternal", "Profile", "Shutdown", "UpdateWeightVersion",
+)  # fmt: skip
+# Messages that are not on the tape, and of which nothing is left in a server without requests. A
+# pause ends by a message of its own. All others may have changed the server for good.
+PASSING = (
+    "BatchTokenizedEmbedding", "BeginWeight", "CloseSession", "ContinueGeneration", "EndWeight",
+    "LoadLoRA", "OpenSession", "PauseGeneration", "TokenizedEmbedding", "UnloadLoRA",
+    "UpdateWeight",
 )  # fmt: skip
 # Features of a request that are not on the tape: SGLang's field, and the feature in words.
 FIELDS = {
@@ -126,7 +138,9 @@ class Taping:
         self.digests = PageDigests()
         self.scheduler: Any = None
         self.facts: dict[str, Plain] = {}
-        self.limits: dict[str, None] = {}  # in their order
+        self.variables: dict[str, str] = {}
+        self.limits: dict[str, bool] = {}  # in their order; whether it lasts
+        self._told: set[str] = set()  # a server may do the same again and again
         self.live: dict[str, Live] = {}
         self.ended: dict[str, int] = {}
         self.page = 1
@@ -168,22 +182,37 @@ class Taping:
 
         return call
 
-    def limit(self, what: str) -> None:
-        """Note something that is not on the tape: from now on the server cannot be replayed."""
-        if what not in self.limits and len(self.limits) < 32:
-            self.limits[what] = None
-            self.part.limit(LOST, what)
+    def limit(self, what: str, lasts: bool = False) -> None:
+        """Note something that is not on the tape. Nobody can replay a tape that has it.
+
+        lasts: the server stays so. All other limits end where the tape begins anew.
+        """
+        if what not in self.limits:
+            self.part.limit(LOST, what, quiet=what in self._told)
+            self._told.add(what)
+        self.limits[what] = lasts or self.limits.get(what, False)
+
+    def _end_limits(self) -> None:
+        """The tape begins anew, without a request that runs."""
+        if all(self.limits.values()):
+            return
+        self.ring.forget()  # nobody can replay what is before
+        self.limits = {what: True for what, lasts in self.limits.items() if lasts}
+        self.part.lift(LOST, "it has begun anew", quiet="" in self._told)
+        self._told.add("")
+        for what in self.limits:
+            self.part.limit(LOST, what, quiet=True)
 
     # --- the scheduler ---------------------------------------------------------------------------
 
     def begin(self, scheduler: Any, *args: Any, **kwargs: Any) -> None:
         """The event loop is about to run."""
         self.scheduler = scheduler
-        self.facts = facts(scheduler)
+        self.facts, self.variables = facts(scheduler), decisive.variables(os.environ)
         self.page = int(scheduler.page_size)
         self.speculates = self.facts["speculative_algorithm"] is not None
-        for why in unsupported(scheduler):
-            self.limit(why)
+        for why in unsupported(scheduler, self.facts):
+            self.limit(why, lasts=True)
         self.on = True
         self._start(Why.START)
 
@@ -203,6 +232,8 @@ class Taping:
         if refreshes:
             rest += bytes((Code.REFRESHES,)) + tape.number(refreshes)
         self.ring.start(why, self.steps, rest)
+        if why in (Why.FLUSH, Why.IDLE):
+            self._end_limits()
         self.ring.trim(self.steps)
 
     def go_on(self, begins: tape.Start) -> None:
@@ -219,7 +250,7 @@ class Taping:
             for rid in list(self.live):  # ended while they waited
                 self._end(rid, (), How.ABORT)
             self._rows = []
-            if len(self.ring.now) > self.ring.part:
+            if len(self.ring.now) > self.ring.part or not all(self.limits.values()):
                 self._start(Why.IDLE)
 
     def round(self, scheduler: Any, messages: Any, *args: Any, **kwargs: Any) -> None:
@@ -315,7 +346,7 @@ class Taping:
             if getattr(message, "timeout_s", None) and not self.scheduler.is_fully_idle():
                 self.limit("a flush that waits until the server is idle")
         elif not kind.startswith(HARMLESS):
-            self.limit(f"the message {kind}")
+            self.limit(f"the message {kind}", lasts=not kind.startswith(PASSING))
 
     def _request(self, message: Any) -> None:
         params = message.sampling_params
@@ -367,6 +398,7 @@ class Taping:
         if not self.on or not self.ring.now:
             return None
         self._take_digest()
+        limits = tuple(self.limits)  # before and after: they may end in between, or begin
         live = self.live.copy()
         running = {r.rid: r for r in unfinished(self.scheduler)}
         closing = []
@@ -382,7 +414,8 @@ class Taping:
             self.steps,
             self.requests,
             self.facts,
-            tuple(self.limits),
+            tuple(dict.fromkeys((*limits, *self.limits))),
+            self.variables,
         )
 
 
@@ -444,11 +477,13 @@ def facts(scheduler: Any) -> dict[str, Plain]:
             here = getattr(scheduler, "new_token_ratio_decay", None)
         found[f"{name}_new_token_ratio"] = here if tracker is None else getattr(tracker, name)
     found |= {name: server_argument(scheduler.server_args, name) for name in SPECULATION}
+    policies = sys.modules.get(type(getattr(scheduler, "policy", None)).__module__)
+    found |= {name: getattr(policies, name, None) for name in POLICY}
     found["prefix_cache"] = type(scheduler.tree_cache).__name__
     return {k: v for k, v in found.items() if v is None or isinstance(v, (bool, int, float, str))}
 
 
-def unsupported(scheduler: Any) -> Iterator[str]:
+def unsupported(scheduler: Any, facts: Mapping[str, Any]) -> Iterator[str]:
     """Features of this server that a tape cannot carry, in words."""
     args = scheduler.server_args
     for name, what in ARGUMENTS.items():
@@ -459,8 +494,10 @@ def unsupported(scheduler: Any) -> Iterator[str]:
     for name, what in (("pp_size", "pipeline ranks"), ("dp_size", "data-parallel ranks")):
         if int(server_argument(args, name, 1)) > 1:
             yield what
+    yield from decisive.not_carried(os.environ, hasattr(scheduler, "_poll_timeout_aborts"))
     policy = scheduler.schedule_policy
-    if policy == "lpm" and LPM_TOKENS % scheduler.page_size:
+    _, check, tokens = (facts[name] for name in POLICY)
+    if policy == "lpm" and (check is None or (check >= 0 and tokens % scheduler.page_size)):
         yield f"the schedule policy lpm with pages of {scheduler.page_size} tokens"
     elif policy not in POLICIES:
         yield f"the schedule policy {policy}"

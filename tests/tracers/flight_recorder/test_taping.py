@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,7 @@ from g4debug.findings.tape_record import data
 from g4debug.settings import Settings
 from g4debug.tracers.base import Context
 from g4debug.tracers.flight_recorder.page_digests import EVERY
-from g4debug.tracers.flight_recorder.taping import Taping
+from g4debug.tracers.flight_recorder.taping import POLICY, Taping
 
 PAGE = 16
 
@@ -32,6 +33,10 @@ class FlushCacheReqInput(SimpleNamespace):
 
 
 class LoadSomething(SimpleNamespace):
+    pass
+
+
+class SchedulePolicy:
     pass
 
 
@@ -198,23 +203,37 @@ def test_a_count_of_sglang_that_decides_is_taken_from_where_the_tape_begins() ->
 
 
 @pytest.mark.parametrize(
-    ("policy", "page", "carried"),
+    ("policy", "page", "check", "tokens", "carried"),
     [
-        ("fcfs", 64, True),
-        ("lof", 64, True),
-        ("dfs-weight", 64, True),
-        ("lpm", 1, True),
-        ("lpm", 32, True),
-        ("lpm", 64, False),
-        ("random", 1, False),
+        ("fcfs", 64, 32, 32, True),
+        ("lof", 64, 32, 32, True),
+        ("dfs-weight", 64, 32, 32, True),
+        ("lpm", 1, 32, 32, True),
+        ("lpm", 32, 32, 32, True),
+        ("lpm", 64, 32, 32, False),
+        ("lpm", 64, 32, 128, True),
+        ("lpm", 64, -1, 32, True),
+        ("lpm", 64, None, None, False),
+        ("random", 1, 32, 32, False),
     ],
 )
 def test_schedule_policies_that_decide_by_what_is_on_the_tape(
-    policy: str, page: int, carried: bool
+    policy: str,
+    page: int,
+    check: int | None,
+    tokens: int | None,
+    carried: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """check, tokens: as they are in SGLang's module, whatever the environment says by now."""
+    here = sys.modules[SchedulePolicy.__module__]
+    for name, value in zip(POLICY[1:], (check, tokens), strict=True):
+        monkeypatch.setattr(here, name, value, raising=False)
     server = Server()
+    server.scheduler.policy = SchedulePolicy()
     server.scheduler.page_size, server.scheduler.schedule_policy = page, policy
     server.taping.begin(server.scheduler)
+    assert server.taping.tape().scheduler[POLICY[1]] == check
     assert any(policy in limit for limit in server.taping.limits) != carried
 
 
@@ -264,6 +283,79 @@ def test_what_cannot_be_on_a_tape_is_said(message: Any, what: str) -> None:
     assert what in status.state
 
 
+def served(server: Server, *requests: Any) -> None:
+    """They come, run for a step and end, and then the server has nothing to do."""
+    server.round(*requests)
+    for one in requests:
+        server.step(EXTEND, SimpleNamespace(rid=one.rid))
+        server.taping.released(ended(one.rid, [2]))
+    server.rest(2)
+
+
+@pytest.mark.parametrize("flush", [False, True])
+def test_a_limit_ends_where_the_tape_begins_anew(
+    flush: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is over in the tape, in the status and in the log. What was before is gone."""
+    server = Server()
+    server.round(asked("a", [1] * 40, lora_id="x"))
+    server.step(EXTEND, SimpleNamespace(rid="a"))
+    assert server.taping.tape().limits
+    server.taping.released(ended("a", [2]))
+    if flush:
+        server.round(FlushCacheReqInput(timeout_s=None))
+        server.round()
+    else:
+        server.rest(2)
+    served(server, asked("b", [1] * 40))
+    made, read = server.taping.tape(), server.read()
+    assert made.limits == ()
+    assert (read.begins.why, list(read.requests)) == (Why.FLUSH if flush else Why.IDLE, [2])
+    assert all(p.sound for p in server.context.recorder.status.records() if p.name == "tape")
+    assert caplog.messages == [
+        "g4debug: the tape is limited: it cannot carry this: LoRA adapters",
+        "g4debug: the tape is not limited any more: it has begun anew",
+    ]
+
+
+def test_a_limit_that_comes_again_and_again_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server = Server()
+    for n in range(5):
+        served(server, asked(f"a{n}", [1], lora_id="x"))
+    assert server.taping.tape().limits == ()
+    server.round(asked("a", [1], lora_id="x"))
+    assert server.taping.tape().limits == ("LoRA adapters",)
+    assert len(caplog.messages) == 2
+
+
+def test_a_limit_lasts_as_long_as_its_request_runs() -> None:
+    server = Server()
+    server.round(asked("a", [1], lora_id="x"))
+    server.idle = False
+    server.rest(5)
+    server.round(FlushCacheReqInput(timeout_s=None))
+    server.round()
+    assert server.taping.tape().limits == ("LoRA adapters",)
+
+
+def test_what_has_changed_the_server_lasts() -> None:
+    """Weights that were changed are passed with a flush; another setting of the server is not."""
+    server = Server()
+    for message in ("UpdateWeightFromDiskReqInput", "SetInternalStateReq"):
+        server.round(type(message, (SimpleNamespace,), {})())
+    assert len(server.taping.tape().limits) == 2
+    server.rest(2)
+    limits = server.taping.tape().limits
+    assert limits == ("the message SetInternalStateReq",)
+    (status,) = (p for p in server.context.recorder.status.records() if p.name == "tape")
+    assert [x.why for x in status.limits] == list(limits)
+    chunks = server.taping.tape().chunks
+    served(server, asked("b", [1]))
+    assert server.taping.tape().chunks == chunks  # nothing is dropped in vain
+
+
 def test_pages_of_one_token_are_on_the_tape() -> None:
     server = Server()
     server.scheduler.page_size = 1
@@ -309,3 +401,19 @@ def test_its_memory_is_bounded() -> None:
     read = server.read()
     assert 500 < len(read.requests) < 6000
     assert read.requests[6000].output == 2
+
+
+def test_variables_that_decide_are_on_it_or_limit_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SGLANG_RETRACT_DECODE_STEPS", "7")
+    monkeypatch.setenv("SGLANG_OTHER", "7")
+    assert Server().taping.tape().variables == {"SGLANG_RETRACT_DECODE_STEPS": "7"}
+    monkeypatch.setenv("SGLANG_REQ_WAITING_TIMEOUT", "60")
+    server = Server()
+    (limit,) = server.taping.tape().limits
+    assert "SGLANG_REQ_WAITING_TIMEOUT" in limit
+    server.rest(3)
+    assert server.taping.tape().limits
+    server.scheduler._poll_timeout_aborts = list
+    server.taping.limits.clear()
+    server.taping.begin(server.scheduler)
+    assert not server.taping.tape().limits
