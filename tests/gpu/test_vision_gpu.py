@@ -3,10 +3,9 @@
 Widths of E2B's and E4B's tower (768, 12 heads of 64) and of 26B-A4B's and 31B's (1152, 16 of 72).
 """
 
-from __future__ import importlib.util
+from __future__ import annotations
 
-import annotations
-
+import importlib.util
 import subprocess
 import sys
 
