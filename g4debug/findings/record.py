@@ -136,6 +136,7 @@ class Tape:
     scheduler: dict[str, Plain]
     limits: tuple[str, ...] = ()  # what happened that cannot be on a tape
     variables: dict[str, str] = field(default_factory=dict)  # of SGLang: ``findings/decisive.py``
+    ended: tuple[str, ...] = ()  # limits that it had until it began anew where it begins
 
 
 @dataclass(frozen=True)

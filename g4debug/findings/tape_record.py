@@ -22,6 +22,7 @@ def pack(
     scheduler: Mapping[str, Plain],
     limits: Sequence[str],
     variables: Mapping[str, str] | None = None,
+    ended: Sequence[str] = (),
 ) -> Tape:
     """closing: the ends of the requests that still run. steps, requests: of the process, up to now.
 
@@ -42,6 +43,7 @@ def pack(
         scheduler=dict(scheduler),
         limits=tuple(limits),
         variables=dict(variables or {}),
+        ended=tuple(ended),
     )
     return _from(whole, data, 0)
 

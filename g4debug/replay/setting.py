@@ -102,7 +102,8 @@ def recording_of(record: TrapRecord) -> tuple[Tape, Recording]:
     except tape.TapeError as e:
         raise CannotReplay(f"its tape is damaged: {e}") from e
     if not recording.steps:
-        raise CannotReplay("there is no step on its tape")
+        before = f": it began anew after {'; '.join(on.ended)}" if on.ended else ""
+        raise CannotReplay(f"there is no step on its tape{before}")
     tokens = sum(r.prompt + r.output for r in recording.requests.values())
     if tokens > MOST_GIVEN:
         raise CannotReplay(f"its requests have {tokens} tokens, at most {MOST_GIVEN} can be made")

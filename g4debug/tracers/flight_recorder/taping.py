@@ -140,6 +140,7 @@ class Taping:
         self.facts: dict[str, Plain] = {}
         self.variables: dict[str, str] = {}
         self.limits: dict[str, bool] = {}  # in their order; whether it lasts
+        self.ended_limits: tuple[str, ...] = ()  # where the tape begins
         self._told: set[str] = set()  # a server may do the same again and again
         self.live: dict[str, Live] = {}
         self.ended: dict[str, int] = {}
@@ -194,9 +195,10 @@ class Taping:
 
     def _end_limits(self) -> None:
         """The tape begins anew, without a request that runs."""
-        if all(self.limits.values()):
+        if all(self.limits.values()) or open_sessions(self.scheduler):
             return
         self.ring.forget()  # nobody can replay what is before
+        self.ended_limits = tuple(what for what, lasts in self.limits.items() if not lasts)
         self.limits = {what: True for what, lasts in self.limits.items() if lasts}
         self.part.lift(LOST, "it has begun anew", quiet="" in self._told)
         self._told.add("")
@@ -250,7 +252,8 @@ class Taping:
             for rid in list(self.live):  # ended while they waited
                 self._end(rid, (), How.ABORT)
             self._rows = []
-            if len(self.ring.now) > self.ring.part or not all(self.limits.values()):
+            ends = not all(self.limits.values()) and not open_sessions(self.scheduler)
+            if len(self.ring.now) > self.ring.part or ends:
                 self._start(Why.IDLE)
 
     def round(self, scheduler: Any, messages: Any, *args: Any, **kwargs: Any) -> None:
@@ -416,7 +419,13 @@ class Taping:
             self.facts,
             tuple(dict.fromkeys((*limits, *self.limits))),
             self.variables,
+            self.ended_limits,
         )
+
+
+def open_sessions(scheduler: Any) -> bool:
+    """True while a session is open: a server without requests may still hold its pages."""
+    return bool(getattr(getattr(scheduler, "session_controller", None), "sessions", None))
 
 
 def ending(live: Live, output: Any, how: How) -> bytes:

@@ -211,10 +211,11 @@ class PrefixCacheTracer:
         """
         row, lent = req_kv.row(request), req_kv.protected(request)
         node = getattr(request, "last_node", None)
-        if row < 0 or lent is None or node is None:
+        # A session's last node stands beside the tree: it has neither an id nor a parent.
+        if row < 0 or lent is None or node is None or _has_session(request):
             return
         now = request.rid, lent, node if isinstance(node, int) else node.id
-        if self._agreed.get(row) == now or not self._judges(tree) or _has_session(request):
+        if self._agreed.get(row) == now or not self._judges(tree):
             return
         held = cache_tree.end(tree, node)
         if held in (None, lent):

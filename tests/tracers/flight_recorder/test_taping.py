@@ -309,7 +309,7 @@ def test_a_limit_ends_where_the_tape_begins_anew(
         server.rest(2)
     served(server, asked("b", [1] * 40))
     made, read = server.taping.tape(), server.read()
-    assert made.limits == ()
+    assert (made.limits, made.ended) == ((), ("LoRA adapters",))
     assert (read.begins.why, list(read.requests)) == (Why.FLUSH if flush else Why.IDLE, [2])
     assert all(p.sound for p in server.context.recorder.status.records() if p.name == "tape")
     assert caplog.messages == [
@@ -338,6 +338,20 @@ def test_a_limit_lasts_as_long_as_its_request_runs() -> None:
     server.round(FlushCacheReqInput(timeout_s=None))
     server.round()
     assert server.taping.tape().limits == ("LoRA adapters",)
+
+
+def test_a_session_that_is_open_keeps_its_limit() -> None:
+    """It may hold pages while the server has no request."""
+    server = Server()
+    server.scheduler.session_controller = SimpleNamespace(sessions={"s": object()})
+    served(server, asked("a", [1] * 40, session_params=object()))
+    server.rest(3)
+    assert server.taping.tape().limits == ("sessions",)
+    server.scheduler.session_controller.sessions.clear()
+    server.round(type("CloseSessionReqInput", (SimpleNamespace,), {})())
+    server.rest(3)
+    assert server.taping.tape().limits == ()
+    assert "sessions" in server.taping.tape().ended
 
 
 def test_what_has_changed_the_server_lasts() -> None:
