@@ -1,7 +1,8 @@
 """Tapes of servers on a H100, replayed on the CPU engine. Each needs the release that made it.
 
 Recorded from ``tests/gpu/serve_shared_prefixes.py``: 400 requests, and 250 of which one meets the
-fault ``cached-page-alias``. Environment variables with paths were taken out of the dumps.
+fault ``cached-page-alias``; and from ``repro/soak.py``: 2,000 requests, of which the first steps
+are replayed here. Environment variables with paths were taken out of the dumps.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ LONG = pytest.mark.long("some hundred steps, one to three minutes")
 pytestmark = [*ENGINE, LONG]
 HERE = Path(__file__).with_name("h100")
 TAPES = sorted(HERE.glob("*.pt"))
+# What is wrong is no page table in "cached-page-alias", so the model must compute there.
+WAYS = {"healthy": ["--pages-only"], "soak": ["--pages-only", "--until", "1000"]}
 
 
 @pytest.mark.parametrize("path", TAPES, ids=lambda path: path.stem)
@@ -26,9 +29,7 @@ def test_each_step_is_the_same_on_two_cores(path: Path, capsys: pytest.CaptureFi
     what, _, release = path.stem.rpartition("-")
     if str(targets.sglang_version()) != release:
         pytest.skip(f"recorded on {release}")
-    # What is wrong there is no page table, so the model must compute.
-    speed = ["--pages-only"] if what == "healthy" else []
-    code = cli.main(["replay", str(path), "--json", *speed])
+    code = cli.main(["replay", str(path), "--json", *WAYS.get(what, [])])
     result = json.loads(capsys.readouterr().out)
     assert code == 0, result
     assert result["text"].startswith("reproduced")
