@@ -219,12 +219,17 @@ def _weights(model: Any, runner: str) -> list[MemoryRange]:
         return []
     tensors = itertools.chain(model.named_parameters(), model.named_buffers())
     ranges = [_whole(t, "weights", _group(name), runner) for name, t in tensors]
+    return _joined(ranges, 512)
+
+
+def _joined(ranges: Iterable[MemoryRange], gap: int) -> list[MemoryRange]:
+    """Ranges of one name that lie behind each other, with at most so many bytes between, as one."""
     joined: list[MemoryRange] = []
     for r in sorted(ranges, key=lambda r: r.start):
         last = joined[-1] if joined else None
-        if last is not None and last.name == r.name and r.start - last.end in range(-1, 513):
+        if last is not None and last.name == r.name and r.start - last.end <= gap:
             nbytes = max(last.end, r.end) - last.start
-            r = MemoryRange(last.start, nbytes, "weights", r.name, runner=runner, dtype=r.dtype)
+            r = dataclasses.replace(r, start=last.start, nbytes=nbytes)
             joined.pop()
         joined.append(r)
     return joined
@@ -236,9 +241,10 @@ def _group(name: str) -> str:
     return found[1] if found else name.rpartition(".")[0] or name
 
 
-def _segments(known: list[MemoryRange], weights: list[MemoryRange]) -> Iterator[MemoryRange]:
+def _segments(known: list[MemoryRange], weights: list[MemoryRange]) -> list[MemoryRange]:
     """The segments of PyTorch's caching allocator, each with what is known to be in it."""
     inside = sorted((*known, *weights), key=lambda r: r.start)
+    found = []
     for segment in torch.cuda.memory_snapshot():  # type: ignore[no-untyped-call]
         start, nbytes = int(segment["address"]), int(segment["total_size"])
         held = {_short(r) for r in inside if start <= r.start < start + nbytes}
@@ -249,7 +255,8 @@ def _segments(known: list[MemoryRange], weights: list[MemoryRange]) -> Iterator[
             held.add("free")
         elif not held:
             held.add("workspace and activations")
-        yield MemoryRange(start, nbytes, SEGMENT, " and ".join(sorted(held)))
+        found.append(MemoryRange(start, nbytes, SEGMENT, " and ".join(sorted(held))))
+    return _joined(found, 0)
 
 
 def _short(r: MemoryRange) -> str:
