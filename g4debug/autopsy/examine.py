@@ -55,15 +55,21 @@ def of_core(core: Core, name: str, record: TrapRecord | None) -> Autopsy:
             verdict=f"{_who(known)}: an assertion in the kernel failed; no address is in play",
             notes=tuple(notes),
         )
-    others = [w for w in core.warps if w.grid == (warp.grid if warp else -1) and not w.faulted]
+    if warp is None:
+        notes.append("the warps that faulted had ended, so no register tells the address")
+    others = [w for w in core.warps if warp is not None and w.grid == warp.grid and not w.faulted]
     voters = votes.Voters(core, [*warps, *others])
     among = votes.pointers(grid, memory)
     found = votes.vote(voters, place.access, among, memory)
-    notes += _sureness(found, place, memory)
-    base = found.base.buffer if found.base is not None and found.base.is_kv else None
-    if base is None:
-        return _innocent(known, found, memory, notes)
-    return _of_page(known, found, base, record, notes)
+    notes += _sureness(found, place)
+    kv = [p.buffer for p in among if p.buffer is not None and p.buffer.is_kv]
+    known = _with_row(known, kv, record, notes)
+    base = found.base.buffer if found.base is not None else None
+    if base is not None and base.is_kv:
+        return _of_page(known, found, base, record, notes)
+    if found.address < 0:
+        return _gone(known, found, kv, notes)
+    return _innocent(known, found, memory, notes)
 
 
 def _map(core: Core, record: TrapRecord | None) -> tuple[MemoryMap | None, list[str]]:
@@ -106,11 +112,27 @@ def _who(known: Autopsy) -> str:
     return f"{known.exception} in {known.kernel or 'an unknown kernel'}{line}"
 
 
-def _sureness(vote: Vote, place: images.Place, memory: MemoryMap | None) -> Iterator[str]:
+def _with_row(
+    known: Autopsy, kv: Sequence[MemoryRange], record: TrapRecord | None, notes: list[str]
+) -> Autopsy:
+    """With the row of the block that faulted, and its request, as far as they are known."""
+    row = rows.row_of(known.kernel, known.block, kv[0].dtype if kv else "")
+    request = rows.request_of(row, record.steps if record is not None else ())
+    if row >= 0 and record is not None and not request:
+        notes.append("whose row that is, the dump's last steps do not tell for sure")
+    return dataclasses.replace(known, row=row, request=request)
+
+
+def _of_row(known: Autopsy) -> str:
+    of = f"; row {known.row} of the batch" if known.row >= 0 else ""
+    return of + (f", request {known.request}" if known.request else "")
+
+
+def _sureness(vote: Vote, place: images.Place) -> Iterator[str]:
     """How sure the address is, and how sure the buffer that it was meant for."""
     if vote.address < 0:
         return
-    lanes = f"{vote.agree} of {vote.lanes} lanes"
+    lanes = f"{vote.agree} of the {vote.lanes} lanes that faulted"
     if vote.exact and place.access is not None:
         a = place.access
         yield (
@@ -119,37 +141,55 @@ def _sureness(vote: Vote, place: images.Place, memory: MemoryMap | None) -> Iter
         )
     else:
         yield (
-            f"{lanes} have an address of this page in some pair of registers; the registers of the "
-            "instruction that faulted do not have it any more, or it is not known"
+            f"{lanes} have addresses of this page in other registers; in those of the instruction "
+            "that faulted they were written over, or it is not known"
         )
-    if vote.base is None:
-        return
     if vote.numbered:
-        yield f"{vote.numbered} lanes also have the number of that page or token in a register"
+        yield f"{vote.numbered} lanes also hold the number of that page or token"
     if vote.inside:
         yield f"the same registers of {vote.inside} other lanes point into that buffer"
-    rivals = [p.buffer for p in vote.rivals if p.buffer is not None]
+    for p in vote.same:
+        if p.buffer is not None:
+            yield f"they also have addresses of that page of {p.buffer}: one page number, two reads"
+    rivals = [p.buffer for p in vote.rivals if p not in vote.same and p.buffer is not None]
     if not vote.sure and rivals:
         others = ", ".join(places.outside(r, vote.address) for r in rivals[:3])
-        yield f"only that it is nearest below tells which buffer it was meant for; else: {others}"
+        yield f"only the distance tells which buffer it was meant for; else it is {others}"
+
+
+def _gone(known: Autopsy, vote: Vote, kv: Sequence[MemoryRange], notes: list[str]) -> Autopsy:
+    """No register has the address any more: only the kernel, its buffers and the row are known."""
+    reads = vote.reads.buffer if vote.reads is not None else None
+    if reads is not None:
+        what = f"it reads {reads}; no register has the address any more, so the page is not known"
+    elif kv:
+        layers = " and ".join(dict.fromkeys(str(b) for b in kv[:4]))
+        what = f"it got {layers}; no register has the address any more, so no page is known"
+    else:
+        what = "no register has an address that is known to be wrong"
+    return dataclasses.replace(
+        known,
+        verdict=f"{_who(known)}: {what}{_of_row(known)}",
+        lanes=vote.lanes,
+        pool=reads.pool if reads is not None else "",
+        layer=reads.layer if reads is not None else -1,
+        part=reads.part if reads is not None else "",
+        notes=tuple(notes),
+    )
 
 
 def _innocent(known: Autopsy, vote: Vote, memory: MemoryMap | None, notes: list[str]) -> Autopsy:
     """No KV buffer of the kernel is near: what the address is in instead."""
-    if vote.address < 0:
-        verdict = f"{_who(known)}: no register has an address that is known to be wrong"
-        return dataclasses.replace(known, verdict=verdict, notes=tuple(notes), lanes=vote.lanes)
     where = ""
     if memory is not None:
         where = places.words(vote.address, memory)
-        if vote.base is not None:
-            name = str(vote.base.buffer) if vote.base.buffer is not None else "a buffer"
-            where += f"; the kernel's nearest pointer is {vote.base.address:#x}, {name}"
+        if vote.base is not None and vote.base.buffer is not None:
+            where += f"; nearest among the kernel's buffers is {vote.base.buffer}"
         where = where if where.startswith("not a KV page") else f"not a KV page: {where}"
     verdict = f"{_who(known)}: address {vote.address:#x}" + (f", {where}" if where else "")
     return dataclasses.replace(
         known,
-        verdict=verdict,
+        verdict=f"{verdict}{_of_row(known)}",
         address=vote.address,
         lanes=vote.lanes,
         agree=vote.agree,
@@ -166,33 +206,25 @@ def _of_page(
     notes: list[str],
 ) -> Autopsy:
     page, token = buffer.page_at(vote.address)
-    steps = record.steps if record is not None else ()
-    row = rows.row_of(known.kernel, known.block, buffer.dtype)
-    request = rows.request_of(row, steps)
-    where = places.outside(buffer, vote.address)
-    of = f"; row {row} of the batch" if row >= 0 else ""
-    if request:
-        of += f", request {request}"
-    elif row >= 0:
-        notes.append("whose row that is, the dump's last steps do not tell for sure")
-    likely = "" if vote.sure or not vote.rivals else "most likely "
+    parts = [buffer.part, *(p.buffer.part for p in vote.same if p.buffer is not None)]
+    both = dataclasses.replace(buffer, part=" or ".join(sorted(set(parts))))
+    where = places.outside(both, vote.address)
+    likely = "" if vote.sure or vote.same else "most likely "
     return dataclasses.replace(
         known,
-        verdict=f"{_who(known)}: {likely}{where}{of}",
+        verdict=f"{_who(known)}: {likely}{where}{_of_row(known)}",
         address=vote.address,
         lanes=vote.lanes,
         agree=vote.agree,
         pool=buffer.pool,
         layer=buffer.layer,
-        part=buffer.part,
+        part=both.part,
         page=page,
         pages=buffer.pages,
         token=token,
         where="before" if page < 0 else "behind",
-        row=row,
-        request=request,
         cause=cause(buffer, page, token, record),
-        history=tuple(_history(buffer, page, request, record)),
+        history=tuple(_history(buffer, page, known.request, record)),
         notes=tuple(notes),
     )
 

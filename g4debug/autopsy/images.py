@@ -24,6 +24,7 @@ MEMORY = {
     0x3A8: "ATOMG", 0x9A8: "ATOMG", 0x98E: "RED", 0x9A6: "REDG",
 }  # fmt: skip
 LONGEST_NUMBER = 5  # digits of the length of a name
+COPIES = "LDGSTS"
 ZERO = 255  # the register that is always 0
 
 
@@ -101,7 +102,8 @@ def decode(instruction: bytes) -> Access | None:
     register = word >> 24 & 0xFF
     if name is None or register == ZERO:
         return None
-    offset = word >> 40
+    # The same bits are the offset in shared memory where an instruction copies there.
+    offset = 0 if name == COPIES else word >> 40
     return Access(name, register, offset - (1 << 24) if offset >> 23 else offset)
 
 

@@ -18,15 +18,17 @@ MOST = 1000  # addresses of one log
 LONGEST = 4096  # characters of a line that are looked at
 
 # Who says it, and how. dmesg writes an address in two parts: 7f6f_15400000.
-SAYS = (
-    (
-        "Xid in dmesg",
-        re.compile(r"NVRM: Xid.*?(?:faulted @|addr(?:ess)?:?)\s*(?:0x)?([0-9a-f_]+)", re.I),
-    ),
-    ("compute-sanitizer", re.compile(r"Address 0x([0-9a-f]+) is (?:out of|misaligned)", re.I)),
-    ("cuda-gdb", re.compile(r"Illegal access to address \(@\w+\)\s*0x([0-9a-f]+)", re.I)),
-    ("cuda-gdb", re.compile(r"The exception was triggered at PC 0x([0-9a-f]+)", re.I)),
+SAYS = tuple(
+    (says, re.compile(pattern, re.I))
+    for says, pattern in (
+        ("Xid in dmesg", r"NVRM: Xid.*?(?:faulted @|addr(?:ess)?:?)\s*(?:0x)?([0-9a-f_]+)"),
+        ("compute-sanitizer", r"Address 0x([0-9a-f]+) is (?:out of|misaligned)"),
+        ("cuda-gdb", r"Illegal access to address \(@\w+\)\s*0x([0-9a-f]+)"),
+        ("PC", r"\bPC:?=?\s*0x([0-9a-f]+)"),  # of cuda-gdb, and of SGLang, which runs it
+    )
 )
+CODE = "PC"
+IS_CODE = "code of a kernel, and no buffer; g4debug autopsy CORE names the kernel"
 ANY = re.compile(r"\b0x([0-9a-f]{8,16})\b", re.I)
 
 
@@ -43,7 +45,8 @@ class Found:
 
 def found(address: int, memory: MemoryMap, line: int = 0, says: str = "", text: str = "") -> Found:
     """An address, with what the map says that it is."""
-    return Found(address, line, says, text, places.words(address, memory))
+    where = IS_CODE if says == CODE else places.words(address, memory)
+    return Found(address, line, says, text, where)
 
 
 def addresses(lines: Iterable[str], memory: MemoryMap) -> Iterator[Found]:

@@ -47,5 +47,6 @@ def words(address: int, memory: MemoryMap) -> str:
     behind = f"; the nearest KV buffer: it is {outside(near, address)}" if near is not None else ""
     if found:
         return f"not mapped any more: in {inside(found[0], address)}{behind}"
-    nowhere = "in no buffer and no segment" if memory.segments else "in no buffer of the map"
+    known = memory.segments and not memory.left_out
+    nowhere = "in no buffer and no segment" if known else "in no buffer of the map"
     return f"{nowhere}{behind}"

@@ -1,17 +1,18 @@
 """Which address faulted, and which of the kernel's buffers it was meant for: all lanes vote.
 
-Where the instruction that faulted is known, its pair of registers has the address of each lane.
-Loads may run on while the fault is on its way, so such a register may have been written over; then
-any pair of registers of any lane may still have the address, and the most frequent page wins.
+Where the instruction that faulted is known, its pair of registers has the address of each lane. But
+a warp runs on until the fault reaches it, so the registers may have been written over: then other
+pairs of the same lanes may still have an address in that page. If all lanes have one, it is told.
+If not, the page is not known, and that is said.
 
-The kernel's parameters have pointers to its buffers. An address far outside could be far from each
-of them. Three things tell for which one it was meant: lanes that hold the number of the page or of
-the token, other lanes whose address at the same place is inside that buffer, and, last, that it is
-the nearest one below.
+The kernel's parameters have pointers to its buffers. An address far outside is far from each of
+them. Three things tell for which one it was meant: lanes that hold the number of the page or of the
+token, other lanes whose address at the same place is inside that buffer, and, last, the distance.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,11 +21,13 @@ import numpy as np
 
 from g4debug.autopsy.core import Core, Grid, Warp
 from g4debug.autopsy.images import Access
-from g4debug.findings.memory_map import GIVEN_BACK, LARGEST, MemoryMap, MemoryRange
+from g4debug.findings.memory_map import GIVEN_BACK, LARGEST, SEGMENT, MemoryMap, MemoryRange
 
-LOWEST, HIGHEST = 1 << 32, 1 << 47  # the addresses that CUDA gives to a process
+LOWEST, HIGHEST = 1 << 32, 1 << 49  # the addresses of a GPU; below are CUDA's own
 MOST_LANES = 16_384  # that are looked at; a core dump of a whole H100 has 270,000
 MOST_POINTERS = 256
+SMALL = 1 << 20  # the low half of an address is below this only once in 4,096 times
+DIFFERENT = 4  # addresses of the lanes that read a page
 SMALLEST = 1024  # a smaller number in a register says nothing: there are many
 
 
@@ -44,36 +47,55 @@ class Pointer:
 class Vote:
     """What the lanes say.
 
-    lanes: that were looked at. agree: so many of them have an address in the same page (without a
-    KV buffer: in the same 2 MiB). exact: it is from the pair of registers of the instruction that
-    faulted. base: the buffer that it was meant for, None if there is none. numbered: so many lanes
-    hold the number of that page or token. inside: so many other lanes are in that buffer at the
-    same pair. rivals: the other KV buffers of the kernel, if nothing but the distance tells.
+    lanes: of the warps that faulted. agree: so many of them have an address in the same page
+    (without a KV buffer: in the same 2 MiB). exact: it is from the pair of registers of the
+    instruction that faulted. base: the buffer that it was meant for, None if there is none.
+    numbered: so many lanes hold the number of that page or token. inside: so many other lanes are
+    in that buffer at the same pair. rivals: other buffers of the kernel that it may have been meant
+    for. same: of these, those of which the lanes hold an address in the same page, too.
+    reads: the KV buffer that the instruction reads, if its registers have moved on.
     """
 
     lanes: int
-    agree: int
-    exact: bool
+    agree: int = 0
+    exact: bool = False
     address: int = -1
     base: Pointer | None = None
     numbered: int = 0
     inside: int = 0
     rivals: tuple[Pointer, ...] = ()
+    same: tuple[Pointer, ...] = ()
+    reads: Pointer | None = None
 
     @property
     def sure(self) -> bool:
         """True if more than the distance tells which buffer it was meant for."""
-        return bool(self.numbered or self.inside)
+        return bool(self.numbered or self.inside or not self.rivals)
 
 
 def pointers(grid: Grid | None, memory: MemoryMap | None) -> tuple[Pointer, ...]:
-    """The pointers among a kernel's parameters, in their order, each once."""
-    if grid is None:
+    """The pointers among a kernel's parameters, in their order, each once.
+
+    Two small numbers beside each other look like a pointer, too. So one counts only if it is where
+    this process has memory.
+    """
+    if grid is None or memory is None or not memory.ranges:
         return ()
     data = grid.parameters[: len(grid.parameters) // 8 * 8]
-    starts = {r.start: r for r in reversed(memory.ranges)} if memory is not None else {}
-    words = dict.fromkeys(int(w) for w in np.frombuffer(data, "<u8") if LOWEST <= w < HIGHEST)
-    return tuple(Pointer(word, starts.get(word)) for word in words)[:MOST_POINTERS]
+    known = [r for r in memory.ranges if 0 < r.start < LARGEST and 0 < r.nbytes < LARGEST]
+    starts = {r.start: r for r in sorted(known, key=_says, reverse=True)}
+    words = np.unique(np.frombuffer(data, "<u8"))
+    if memory.segments:
+        words = words[_mapped(words, memory)]
+    else:
+        low, high = min(starts, default=0), max((r.end for r in known), default=0)
+        words = words[(words >= low) & (words < high)]
+    return tuple(Pointer(int(w), starts.get(int(w))) for w in words[:MOST_POINTERS])
+
+
+def _says(r: MemoryRange) -> tuple[bool, bool, int]:
+    """Orders ranges of one address: what says most of it is first."""
+    return not r.is_kv, r.what in (SEGMENT, GIVEN_BACK), r.nbytes
 
 
 class Voters:
@@ -112,61 +134,78 @@ def vote(
 
     access: the instruction that faulted, None if it is not known. among: the kernel's pointers.
     """
-    lanes = len(voters.registers)
     pairs = voters.pairs()
+    lanes = int(voters.faulted.sum())
+    reads = None
     if access is not None and access.register < pairs.shape[1]:
         column = pairs[:, access.register] + np.uint64(access.offset % (1 << 64))
-        of = np.flatnonzero(voters.faulted)
         mapped = _mapped(column, memory)
-        out = of[~mapped[of]]
-        if len(out):
-            return _exact(voters, column, out, of, mapped, among)
-    return _anywhere(voters, pairs, among, memory, lanes)
+        whole = voters.faulted & ~mapped & _whole(column)
+        if whole.any():
+            return _exact(voters.registers, column, whole, mapped, among, lanes)
+        moved = column[voters.faulted & mapped]
+        reads = next((p for p in among if p.is_kv and _inside(moved, p)), None)
+    found = _anywhere(voters, pairs[voters.faulted], among, memory, lanes)
+    return dataclasses.replace(found, reads=reads)
 
 
 def _exact(
-    voters: Voters, column: Any, out: Any, of: Any, mapped: Any, among: Sequence[Pointer]
+    registers: Any, column: Any, whole: Any, mapped: Any, among: Sequence[Pointer], lanes: int
 ) -> Vote:
-    """The vote of the lanes at the instruction. out: those with an address that is not mapped."""
-    addresses = column[out]
-    insiders = column[mapped] if mapped.any() else np.delete(column, out)
-    scored = []
-    for pointer in among:
-        numbered = _numbered(voters.registers[out], addresses, pointer)
-        inside = _inside(insiders, pointer, among)
-        scored.append((numbered, inside, pointer))
+    """The vote of the lanes at the instruction. whole: those with an address that is not mapped."""
+    addresses = column[whole]
+    scored = [
+        (_numbered(registers[whole], addresses, p), _inside(column[mapped], p), p) for p in among
+    ]
     best = max(scored, key=lambda s: (s[0], s[1]), default=(0, 0, None))
-    base: Pointer | None = best[2]
+    numbered, inside, base = best
     rivals: tuple[Pointer, ...] = ()
-    if not (best[0] or best[1]):
-        base, rivals = _nearest(int(addresses.min()), among)
+    if not (numbered or inside):
+        base = _nearest(int(addresses.min()), among)
+        rivals = tuple(p for p in among if p.is_kv and p is not base)
     agree, address = _most(addresses, base)
-    return Vote(len(of), agree, True, address, base, best[0], best[1], rivals)
+    return Vote(lanes, agree, True, address, base, numbered, inside, rivals)
 
 
 def _anywhere(
     voters: Voters, pairs: Any, among: Sequence[Pointer], memory: MemoryMap | None, lanes: int
 ) -> Vote:
-    """The vote of every pair of registers: the page of a KV buffer that most lanes have."""
-    usable = (pairs >= LOWEST) & (pairs < HIGHEST)
-    row, column = np.nonzero(usable)
-    addresses = pairs[row, column]
-    keep = ~_mapped(addresses, memory)
-    row, addresses = row[keep], addresses[keep]
-    found: list[Vote] = []
-    ordered = sorted(among, key=lambda p: p.address)
-    starts = np.array([p.address for p in ordered], "<u8")
-    # The nearest pointer below: else what is behind another buffer would be a far page.
-    nearest = np.searchsorted(starts, addresses, "right") - 1
-    for at, pointer in enumerate(ordered):
-        mine = nearest == at
-        if not pointer.is_kv or not mine.any():
+    """The vote of every pair of registers: a page in which all lanes that faulted have an address.
+
+    pairs: of these lanes. The addresses of the lanes differ, because each reads a part of a page; a
+    number that all of them have is something else.
+    """
+    found: list[tuple[int, int, Pointer]] = []  # lanes with the page's number, address, buffer
+    usable = _whole(pairs) & ~_mapped(pairs, memory)
+    for column in range(pairs.shape[1] if len(pairs) else 0):
+        addresses = pairs[:, column]
+        if not usable[:, column].all() or len(np.unique(addresses)) < DIFFERENT:
             continue
-        agree, address = _most(addresses[mine], pointer, row[mine])
-        numbered = _numbered(voters.registers[row[mine]], addresses[mine], pointer)
-        rivals = tuple(p for p in among if p.is_kv and p is not pointer)
-        found.append(Vote(lanes, agree, False, address, pointer, numbered, 0, rivals))
-    return max(found, key=lambda v: (v.agree, v.numbered), default=Vote(lanes, 0, False))
+        for p in among:
+            b = p.buffer
+            if b is None or not b.is_kv or len(np.unique(_pages(addresses, b))) > 1:
+                continue
+            numbered = _numbered(voters.registers[voters.faulted], addresses, p)
+            if numbered or _nearest(int(addresses.min()), among) is p:
+                found.append((numbered, int(addresses.min()), p))
+    if not found:
+        return Vote(lanes)
+    pages = {(_page(address, p), p.address): p for _, address, p in found}
+    if len({page for page, _ in pages}) > 1:  # then only the number of a page tells
+        found = [f for f in found if f[0] == max(n for n, _, _ in found)]
+    numbered, address, base = max(found, key=lambda f: f[0])
+    page = _page(address, base)
+    if any(_page(a, p) != page for n, a, p in found):
+        return Vote(lanes)
+    same = tuple({p.address: p for _, _, p in found if p is not base}.values())
+    lowest = min(a for _, a, p in found if p is base)
+    return Vote(lanes, lanes, False, lowest, base, numbered, 0, same, same)
+
+
+def _whole(addresses: Any) -> Any:
+    """Which numbers can be an address of which no half was written over with a small number."""
+    low = addresses & np.uint64(0xFFFF_FFFF)
+    return (addresses >= LOWEST) & (addresses < HIGHEST) & (low >= SMALL)
 
 
 def _mapped(addresses: Any, memory: MemoryMap | None) -> Any:
@@ -201,36 +240,33 @@ def _numbered(registers: Any, addresses: Any, pointer: Pointer) -> int:
     return int(count.sum())
 
 
-def _inside(addresses: Any, pointer: Pointer, among: Sequence[Pointer]) -> int:
-    """How many addresses are inside a buffer; one that the map does not know ends at the next."""
-    if pointer.buffer is not None:
-        end = pointer.buffer.end
-    else:
-        end = min((p.address for p in among if p.address > pointer.address), default=0)
-        end = min(end or HIGHEST, pointer.address + (1 << 30))
-    return int(((addresses >= pointer.address) & (addresses < end)).sum())
+def _inside(addresses: Any, p: Pointer) -> int:
+    """How many addresses are inside a KV buffer."""
+    b = p.buffer
+    if b is None or not b.is_kv:
+        return 0
+    return int(((addresses >= b.start) & (addresses < b.end)).sum())
 
 
-def _nearest(address: int, among: Sequence[Pointer]) -> tuple[Pointer | None, tuple[Pointer, ...]]:
-    """The pointer that is nearest below an address, or else the nearest above; and its rivals."""
-    below = [p for p in among if p.address <= address]
-    base = max(below, key=lambda p: p.address) if below else None
-    if base is None:
-        base = min(among, key=lambda p: p.address, default=None)
-    return base, tuple(p for p in among if p.is_kv and p is not base)
+def _nearest(address: int, among: Sequence[Pointer]) -> Pointer | None:
+    """The pointer whose buffer is nearest: behind its end, or in front of its begin."""
+
+    def distance(p: Pointer) -> int:
+        end = p.address if p.buffer is None else p.buffer.end
+        return p.address - address if address < p.address else max(0, address - end)
+
+    return min(among, key=distance, default=None)
 
 
-def _most(addresses: Any, base: Pointer | None, lanes: Any = None) -> tuple[int, int]:
-    """How many lanes have an address in the most frequent page, and the lowest such address.
+def _page(address: int, p: Pointer) -> int:
+    return p.buffer.page_at(address)[0] if p.buffer is not None else -1
 
-    Without a KV buffer, of 2 MiB in place of a page. lanes: the lane of each address, if a lane may
-    have several.
-    """
+
+def _most(addresses: Any, base: Pointer | None) -> tuple[int, int]:
+    """How many have the most frequent page, and the lowest of these. Without KV, of 2 MiB."""
     b = base.buffer if base is not None and base.is_kv else None
     keys = addresses >> np.uint64(21) if b is None else _pages(addresses, b)
-    keys = keys.astype(np.int64)
-    once = keys if lanes is None else np.unique(np.stack([keys, lanes]), axis=1)[0]
-    values, counts = np.unique(once, return_counts=True)
+    values, counts = np.unique(keys, return_counts=True)
     page = values[int(counts.argmax())]
     return int(counts.max()), int(addresses[keys == page].min())
 

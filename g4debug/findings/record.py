@@ -263,7 +263,7 @@ class Autopsy:
     agree: int = -1  # so many of them have an address in that page in their registers
     pool: str = ""  # "full" or "swa"
     layer: int = -1
-    part: str = ""  # "K" or "V"
+    part: str = ""  # "K", "V" or "K or V"
     page: int = -1  # negative in front of the buffer; known if `pages` is
     pages: int = -1  # of the buffer
     token: int = -1  # in the page

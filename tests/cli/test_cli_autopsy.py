@@ -112,10 +112,15 @@ def test_a_whole_log_is_read(dump, tmp_path, capsys):
 
 def test_stdin_is_a_log(dump, capsys, monkeypatch):
     class Stdin:
-        buffer = io.BytesIO(f"Illegal access to address (@global)0x{BAD:x} detected\n".encode())
+        buffer = io.BytesIO(
+            f"Illegal access to address (@global)0x{BAD:x} detected\n"
+            "The exception was triggered at PC 0x7f6f177b2510  gather (oob.py:10)".encode()
+        )
 
     monkeypatch.setattr("sys.stdin", Stdin)
-    assert VERDICT in run(capsys, "where", "-", dump)
+    text = run(capsys, "where", "-", dump)
+    assert VERDICT in text
+    assert "0x7f6f177b2510 PC: code of a kernel, and no buffer" in text
 
 
 def test_a_dump_without_a_map_and_a_log_that_is_none_are_refused(dump, tmp_path, capsys):

@@ -60,4 +60,5 @@ def record(name: str, rows: int = 8, segments: bool = True, **fields: Any) -> Tr
     rids = tuple(f"request-{row}" for row in range(rows))
     steps = tuple(Step(n, "DECODE", rids, (300,) * rows) for n in (6, 7))
     finding = Finding("flight-recorder", "cuda-error", "", "g4debug: died", Location(), "", "")
-    return TrapRecord(finding, "", memory=memory(name, segments), **{"steps": steps, **fields})
+    known = {"created": "", "memory": memory(name, segments), "steps": steps}
+    return TrapRecord(finding, **{**known, **fields})

@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from g4debug.tracers.base import Context
     from g4debug.tracers.flight_recorder.embedding_lookups import Seen
 
-MOST = 512  # ranges beside the KV buffers: some 50 KB of a dump
+MOST = 192  # ranges beside the KV buffers: the black box has room for them, too
 DEPTH = 3  # of attributes, lists and mappings in which an attention backend keeps its buffers
 ITEMS = 4096  # of an attention backend that are looked at
 OFTEN = 5  # seconds between two looks on an idle server
-OLD = 64  # segments that the allocator gave back, which are kept
+OLD = 32  # segments that the allocator gave back, which are kept
 SMALL = 1 << 20  # bytes; smaller weights are only marked in their segment
 SMALL_ON_HOST = 4096  # where there are no segments
 PARTS = {"k_buffer": "K", "v_buffer": "V", "kv_buffer": "KV"}  # a pool's fields; others by name
@@ -38,8 +38,11 @@ _GROUP = re.compile(r"(?:^|.*?\.)(layers\.\d+|embed\w*)(?:\.|$)")
 class MemoryWatch:
     """Keeps the map of this process. It is read when the device may be dead."""
 
-    def __init__(self, context: Context, seen: Seen) -> None:
-        self.context, self.seen = context, seen
+    def __init__(
+        self, context: Context, seen: Seen, made: Callable[[], None] = lambda: None
+    ) -> None:
+        """made: called when there is another map, so that the black box can keep it."""
+        self.context, self.seen, self.made = context, seen, made
         self.map: MemoryMap | None = None
         self._state, self._next = -1, 0.0
 
@@ -52,9 +55,7 @@ class MemoryWatch:
 
     def last(self) -> MemoryMap | None:
         """The map. A scheduler that dies while it starts has none yet, and gets it now."""
-        if self.map is None:
-            self._make()
-        return self.map
+        return self._now() if self.map is None else self.map
 
     def after_scheduler_init(self, result: Any, *args: Any, **kwargs: Any) -> Any:
         self._make()
@@ -68,10 +69,14 @@ class MemoryWatch:
                 self._make()
 
     def _make(self) -> None:
-        recorder, old = self.context.recorder, self.map
-        self._state = changed()
-        new = make(recorder.scheduler, self.seen.runners, recorder.step)
+        old, self._state = self.map, changed()
+        new = self._now()
         self.map = new if old is None else _with_given_back(new, old)
+        self.made()
+
+    def _now(self) -> MemoryMap:
+        recorder = self.context.recorder
+        return make(recorder.scheduler, self.seen.runners, recorder.step)
 
 
 def _with_given_back(new: MemoryMap, old: MemoryMap) -> MemoryMap:
@@ -214,12 +219,17 @@ def _weights(model: Any, runner: str) -> list[MemoryRange]:
         return []
     tensors = itertools.chain(model.named_parameters(), model.named_buffers())
     ranges = [_whole(t, "weights", _group(name), runner) for name, t in tensors]
+    return _joined(ranges, 512)
+
+
+def _joined(ranges: Iterable[MemoryRange], gap: int) -> list[MemoryRange]:
+    """Ranges of one name that lie behind each other, with at most so many bytes between, as one."""
     joined: list[MemoryRange] = []
     for r in sorted(ranges, key=lambda r: r.start):
         last = joined[-1] if joined else None
-        if last is not None and last.name == r.name and r.start - last.end in range(-1, 513):
+        if last is not None and last.name == r.name and r.start - last.end <= gap:
             nbytes = max(last.end, r.end) - last.start
-            r = MemoryRange(last.start, nbytes, "weights", r.name, runner=runner, dtype=r.dtype)
+            r = dataclasses.replace(r, start=last.start, nbytes=nbytes)
             joined.pop()
         joined.append(r)
     return joined
@@ -231,9 +241,10 @@ def _group(name: str) -> str:
     return found[1] if found else name.rpartition(".")[0] or name
 
 
-def _segments(known: list[MemoryRange], weights: list[MemoryRange]) -> Iterator[MemoryRange]:
+def _segments(known: list[MemoryRange], weights: list[MemoryRange]) -> list[MemoryRange]:
     """The segments of PyTorch's caching allocator, each with what is known to be in it."""
     inside = sorted((*known, *weights), key=lambda r: r.start)
+    found = []
     for segment in torch.cuda.memory_snapshot():  # type: ignore[no-untyped-call]
         start, nbytes = int(segment["address"]), int(segment["total_size"])
         held = {_short(r) for r in inside if start <= r.start < start + nbytes}
@@ -244,7 +255,8 @@ def _segments(known: list[MemoryRange], weights: list[MemoryRange]) -> Iterator[
             held.add("free")
         elif not held:
             held.add("workspace and activations")
-        yield MemoryRange(start, nbytes, SEGMENT, " and ".join(sorted(held)))
+        found.append(MemoryRange(start, nbytes, SEGMENT, " and ".join(sorted(held))))
+    return _joined(found, 0)
 
 
 def _short(r: MemoryRange) -> str:

@@ -1,0 +1,117 @@
+"""What the autopsy says of a page, of an address, and of a row: no core dump is needed."""
+
+from __future__ import annotations
+
+import pytest
+import real_cores
+
+from g4debug.autopsy import examine, places, rows
+from g4debug.backends import adapters
+from g4debug.findings.memory_map import GIVEN_BACK, KV, SEGMENT, MemoryMap, MemoryRange
+from g4debug.findings.record import Finding, Location, PageEvent, Step, TrapRecord
+
+GB = 1 << 30
+
+
+def kv(start, pages, pool="swa", layer=0, part="K", runner="target"):
+    return MemoryRange(
+        start, pages * 32768, KV, pool=pool, layer=layer, part=part, runner=runner,
+        page_bytes=32768, page_size=64,
+    )  # fmt: skip
+
+
+SWA, FULL = kv(1000 * GB, 373), kv(1001 * GB, 4000, "full", 5)
+MAP = MemoryMap(
+    (
+        SWA,
+        FULL,
+        MemoryRange(1002 * GB, GB, SEGMENT, "weights"),
+        MemoryRange(1002 * GB, GB // 2, "weights", "layers.3", runner="target"),
+        MemoryRange(1004 * GB, GB, GIVEN_BACK, "KV"),
+    ),
+    segments=True,
+)
+
+
+def record(**fields):
+    finding = Finding("flight-recorder", "cuda-error", "", "g4debug: died", Location(), "", "")
+    return TrapRecord(finding, "", memory=MAP, **fields)
+
+
+@pytest.mark.parametrize(
+    ("page", "token", "said"),
+    [
+        (384, 0, "one of the full pool (4000 pages), but was read in the SWA pool (373 pages)"),
+        (-1, 63, "the index is negative"),
+        (0x7FFF_FFFF, 0, "0x7fffffff, the largest int32"),
+        (0x7FFF_FFFF // 64, 63, "0x7fffffff, the largest int32"),
+        (10_000_000, 0, "no pool has a page 10000000"),
+        (5000, 0, ""),  # neither a page of any pool, nor so far away that it must be junk
+    ],
+)
+def test_a_cause_is_told_only_where_the_numbers_fit(page, token, said):
+    found = examine.cause(SWA, page, token, record())
+    assert said in found
+    assert bool(said) == bool(found)
+
+
+def test_a_full_page_in_a_full_pool_is_no_missed_translation():
+    assert examine.cause(FULL, 384, 0, record()) == ""
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        (SWA.start + 5 * 32768 + 512 * 3, "page 5 of K of layer 0 (swa pool), token 3"),
+        (SWA.end + 11 * 32768, "behind K of layer 0 (swa pool): page 384, token 0"),
+        (SWA.start - 1, "in front of K of layer 0 (swa pool): page -1, token 63"),
+        (1002 * GB + 4096, "not a KV page: in weights layers.3 of the target, 4.0 KiB from"),
+        (
+            1002 * GB + GB - 1,
+            "not a KV page: in PyTorch's memory: a segment of 1.0 GiB with weights",
+        ),
+        (1004 * GB + 1, "not mapped any more: in memory that was given back to CUDA"),
+        (1003 * GB + 7, "in no buffer and no segment"),
+    ],
+)
+def test_an_address_in_words(address, said):
+    assert said in places.words(address, MAP)
+
+
+def test_the_row_is_that_of_each_kernels_grid():
+    for adapter in adapters():
+        for kernel, axis in adapter.kernels.items():
+            assert rows.row_of(kernel, (4, 5, 6), "bfloat16") == 4 + "xyz".index(axis)
+    assert rows.row_of("gather", (4, 5, 6), "bfloat16") == -1
+    assert rows.row_of("kernel_mha", (4, 5, 6), "float8_e4m3fn") == -1
+
+
+def test_a_request_is_named_only_if_the_last_steps_agree():
+    same = (Step(6, "DECODE", ("a", "b"), (1, 1)), Step(7, "DECODE", ("a", "c", "d"), (2, 2, 2)))
+    assert rows.request_of(0, same) == "a"
+    assert rows.request_of(1, same) == ""
+    assert rows.request_of(2, same) == "d"
+    assert rows.request_of(3, same) == ""
+    assert rows.request_of(-1, same) == ""
+
+
+def test_what_the_allocator_did_with_the_page_is_told():
+    events = (
+        PageEvent(3, "alloc", "full", (384, 385), 2, "request-3", "schedule_batch.py:10 f"),
+        PageEvent(4, "free", "full", (7,), 1, "request-1"),
+    )
+    told = list(examine._history(SWA, 384, "", record(allocator=events)))
+    assert told == [
+        "step 3: alloc of 2 pages (384, 385) of full for request-3 by schedule_batch.py:10 f"
+    ]
+    (line,) = examine._history(SWA, 999, "", record(allocator=events))
+    assert line == "the dump's 2 last events of the allocator have no page 999"
+
+
+def test_a_dump_of_another_day_is_doubted():
+    core = real_cores.core("gather")
+    from g4debug.autopsy.core import Core
+
+    late = real_cores.record("gather", created="2026-12-25T00:00:00+00:00")
+    found = examine.of_core(Core(memoryview(core)), "x", late)
+    assert any("h apart" in note for note in found.notes)
