@@ -91,6 +91,11 @@ def _armed_or_ended(asked: bool) -> Iterator[None]:
 
 
 def _register(settings: Settings, plan: Plan) -> None:
+    if "flight-recorder" in settings.tracers:
+        from g4debug.tracers.flight_recorder import coredump
+
+        # Before anything asks CUDA: the driver reads these variables when a process begins with it.
+        coredump.arm(os.environ, settings.core, settings.debug_dir)
     if settings.cpu:
         from g4debug import cpu
 

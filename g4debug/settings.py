@@ -33,6 +33,7 @@ def ours(directory: Path) -> Path:
 DEFAULT_DUMP_DIR = ours(DUMP_DIR)
 MODES = ("raise", "contain", "log")
 FIX_MODES = ("none", "needed", "all")
+CORES = ("autopsy", "keep", "off")
 FIX_PREFIX = "G4DEBUG_FIX_"
 
 _TRUE = ("1", "on", "true", "yes")
@@ -77,6 +78,12 @@ def _mode(text: str, name: str) -> str:
     if text not in MODES:
         raise SettingsError(f"{name}={text!r}: expected one of {', '.join(MODES)}")
     return text
+
+
+def _core(text: str, name: str) -> str:
+    if text.strip() not in CORES:
+        raise SettingsError(f"{name}={text!r}: expected one of {', '.join(CORES)}")
+    return text.strip()
 
 
 def _fix_mode(text: str, name: str) -> str:
@@ -184,6 +191,14 @@ class Settings:
         "a scheduler counts as hung after so many seconds without progress; SIGTERM then leaves a "
         "dump",
         10,
+    )
+    core: str = _setting(
+        "G4DEBUG_CORE",
+        _core,
+        "CUDA core dumps, which the flight recorder switches on unless you have. autopsy: what a "
+        "core dump says goes into the dump, and the file is removed; keep: the file stays; off: "
+        "none are switched on, and none is read",
+        "autopsy",
     )
     leak_steps: int = _setting(
         "G4DEBUG_LEAK_STEPS",

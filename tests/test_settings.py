@@ -27,6 +27,7 @@ VALID = {
     "G4DEBUG_STEPS": ("1", "steps", 1),
     "G4DEBUG_TAPE": ("0", "tape", 0),
     "G4DEBUG_HANG_SECONDS": ("2", "hang_seconds", 2),
+    "G4DEBUG_CORE": (" keep ", "core", "keep"),
     "G4DEBUG_CPU": ("off", "cpu", False),
     "G4DEBUG_LEAK_STEPS": ("0", "leak_steps", 0),
     "G4DEBUG_MM_ENCODER_PERCENT": ("7", "mm_encoder_percent", 7),

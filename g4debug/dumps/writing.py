@@ -66,14 +66,17 @@ def encode(record: TrapRecord) -> bytes:
     return out.getvalue()
 
 
-def write_dump(record: TrapRecord, data: bytes, directory: Path, number: int) -> Path:
+def write_dump(
+    record: TrapRecord, data: bytes, directory: Path, number: int, *, dead: bool = False
+) -> Path:
     """Write ``data``, a dump of a process, under a name of its own. Replaces no other file.
 
-    number: which of the process's dumps this is, from 1. Raises DumpError as :func:`write` does.
+    number: which of the process's dumps this is, from 1. dead: it is not of this process but of a
+    dead one, which the record names. Raises DumpError as :func:`write` does.
     """
     finding, at = record.finding, record.finding.location
-    created, host = now(), at.host or socket.gethostname()
-    pid = at.pid if at.pid >= 0 else os.getpid()
+    created, host = now(), (at.host if dead else "") or socket.gethostname()
+    pid = at.pid if dead else os.getpid()
     ranks = (at.dp_rank, at.rank, at.pp_rank)
     for _ in range(TRIES):
         random = secrets.token_hex(4)  # from the system, so that a fork does not repeat it

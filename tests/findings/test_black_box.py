@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from black_boxes import damaged, step
 
 from g4debug.findings import black_box
 from g4debug.findings.black_box import (
@@ -34,12 +35,6 @@ def box(tmp_path):
     made = BlackBox(OWNER, tmp_path)
     yield made
     made.remove()
-
-
-def step(n: int, rids=("a", "b"), **changes):
-    columns = {"rows": [3, 4], "committed": [5, 6], "allocated": [7, 8], "evicted": [0, 1]}
-    columns |= changes
-    return (n, "DECODE", list(rids), [10, 11], "Draft", [50, 60], 10**18 + n, 2, *columns.values())
 
 
 def read(box: BlackBox) -> black_box.Content:
@@ -139,20 +134,6 @@ def test_a_record_that_is_half_written_is_left_out(box):
         assert [s["step"] for s in found.steps] == list(range(7, n))
         assert all(s["rids"] == [f"first-{s['step']}", f"second-{s['step']}"] for s in found.steps)
         assert found.blobs["status"] in (b"%d" % (n - 1) * 100, b"%d" % n * 100)
-
-
-def damaged(data: bytes, rng: random.Random) -> bytes:
-    """Garbage, hostile lengths and numbers, parts of other boxes, and files that are cut off."""
-    out = bytearray(data)
-    for _ in range(rng.randrange(1, 400)):
-        at = rng.randrange(16, TOTAL_BYTES - 8)
-        at = rng.choice((at, at // 8 * 8, black_box._STEPS_AT + at % 3 * black_box.STEP_BYTES))
-        value = rng.choice((b"\xff" * 8, b"\x7f" + b"\xff" * 7, bytes(8), rng.randbytes(8)))
-        out[at : at + 8] = value
-    if rng.random() < 0.2:
-        place = rng.randrange(TOTAL_BYTES // 2)
-        out[place : place + TOTAL_BYTES // 3] = rng.randbytes(TOTAL_BYTES // 3)
-    return bytes(out[:TOTAL_BYTES])
 
 
 def test_bytes_from_anybody_are_bounded(box):

@@ -266,6 +266,8 @@ def test_a_next_command_can_be_typed(text: str) -> None:
     before, launches, after = text.partition(LAUNCH)
     if not launches:
         program, name, *rest = shlex.split(re.sub(r"<[^>]*>", "FILE", text))
+        if program in ("dmesg", "grep"):  # the system's own
+            return
         assert program == "g4debug"
         parser = argparse.ArgumentParser(exit_on_error=False)
         cli._find(name).add_arguments(parser)  # raises for a command that is not there

@@ -93,7 +93,7 @@ def make(box: Found, maker: Maker) -> tuple[Finding, Path] | None:
         box.remove()
         return None
     record, data = fitted(record_of(content, maker), MAX_MB)
-    path = writing.write_dump(record, data, Path(content.owner.folder), 1)
+    path = writing.write_dump(record, data, Path(content.owner.folder), 1, dead=True)
     box.remove()
     return record.finding, path
 

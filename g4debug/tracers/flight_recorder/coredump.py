@@ -1,48 +1,126 @@
-"""Finds the CUDA core dump of this process.
+"""Lets the CUDA driver write core dumps, and finds the one of this process.
 
-The CUDA driver writes one when a kernel faults, if ``CUDA_ENABLE_COREDUMP_ON_EXCEPTION=1`` was set
-when the process started. SGLang sets it, and the name of the file, in its own environment where
-``SGLANG_CUDA_COREDUMP=1`` (``debug_utils/cuda_coredump.py``). Reads no device.
+The driver writes one when a kernel faults, if it was told so before this process began with CUDA.
+It has the address that faulted, and costs nothing until then. With the flight recorder it is told
+so, unless somebody has set one of these variables: the user, or SGLang, which sets them where
+``SGLANG_CUDA_COREDUMP=1`` (``debug_utils/cuda_coredump.py``). Its file has no memory of the device,
+and lies beside the dumps. Reads no device, and imports neither torch nor sglang.
 """
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import re
-from collections.abc import Mapping
+import shutil
+from collections.abc import Mapping, MutableMapping
+from pathlib import Path
 
 # In the name of the file the driver replaces these by host name, process id and time.
 UNNAMED = "core_%t_%h_%p.nvcudmp"
 _PART = re.compile(r"(%[hpt])")
+ENABLE = "CUDA_ENABLE_COREDUMP_ON_EXCEPTION"
+FLAGS = "CUDA_COREDUMP_GENERATION_FLAGS"
+FILE = "CUDA_COREDUMP_FILE"
+OURS = "g4debug-core-"
+SUFFIX = ".nvcudmp"
+# Registers, stacks and code, but no memory: some 5 to 300 MB. With skip_abort the process goes on,
+# so that Python sees the error.
+LIGHT = (
+    "skip_nonrelocated_elf_images,skip_global_memory,skip_shared_memory,skip_local_memory,"
+    "skip_constbank_memory,skip_abort"
+)
+MOST = 8  # of our core dumps that are kept in a folder: those of one crash of eight ranks
+ROOM = 4 << 30  # bytes that must be free there
+
+
+def arm(environ: MutableMapping[str, str], mode: str, folder: Path) -> None:
+    """Tell the driver, by the environment of this process and of those that it starts.
+
+    mode: see ``G4DEBUG_CORE``. folder: of the dumps; it is made by :func:`prepare`.
+    """
+    if is_ours(environ):  # of the process that started this one; its folder may be another
+        for name in (ENABLE, FLAGS, FILE):
+            environ.pop(name, None)
+    if mode == "off" or _is_taken(environ) or why_not(folder):
+        return
+    environ[ENABLE], environ[FLAGS] = "1", LIGHT
+    environ[FILE] = os.path.abspath(folder / f"{OURS}%h-%p-%t{SUFFIX}")
+
+
+def prepare(environ: Mapping[str, str], folder: Path) -> None:
+    """Make the folder, which the driver does not, and remove older core dumps of ours there."""
+    if is_ours(environ):
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            cores = sorted(folder.glob(f"{OURS}*{SUFFIX}"), key=lambda path: _time(str(path)))
+            for old in cores[: max(0, len(cores) - MOST)]:
+                old.unlink()
+
+
+def is_ours(environ: Mapping[str, str]) -> bool:
+    """True if we have told the driver to write core dumps, and not somebody else."""
+    return os.path.basename(environ.get(FILE, "")).startswith(OURS)
+
+
+def _is_taken(environ: Mapping[str, str]) -> bool:
+    return any(name in environ for name in (ENABLE, FLAGS, FILE))
+
+
+def why_not(folder: Path) -> str:
+    """Why no core dump can be written there, '' if one can."""
+    if "%" in str(folder):
+        return f"the driver would replace the % in {folder}"
+    there = folder.absolute()
+    while not there.exists():
+        there = there.parent
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        return f"{there} cannot be written"
+    free = shutil.disk_usage(there).free
+    if free < ROOM:
+        return f"{folder} has {free >> 20:,} MiB free, and a core dump may need {ROOM >> 20:,}"
+    return ""
 
 
 def core_dump(environ: Mapping[str, str], pid: int, since: float) -> str:
     """Where the CUDA core dump is, in a sentence. '' if the driver was not told to write one.
 
-    since: the Unix time at which this process was armed. Older files are of another process that
+    since: as of :func:`find`.
+    """
+    if not is_enabled(environ):
+        return ""
+    found = find(environ, pid, since)
+    if found is not None:
+        return f"CUDA core dump: {found}"
+    named = os.path.abspath(environ.get(FILE) or UNNAMED)
+    return f"CUDA core dump: none yet; the driver was told to write it to {named}"
+
+
+def is_enabled(environ: Mapping[str, str]) -> bool:
+    return environ.get(ENABLE) == "1"
+
+
+def find(environ: Mapping[str, str], pid: int, since: float) -> Path | None:
+    """The core dump of a process, None if there is none.
+
+    since: the Unix time at which that process was armed. Older files are of another process that
     had the same number, which is common in containers.
     """
-    if environ.get("CUDA_ENABLE_COREDUMP_ON_EXCEPTION") != "1":
-        return ""
-    named = environ.get("CUDA_COREDUMP_FILE") or UNNAMED
+    named = environ.get(FILE) or UNNAMED
     parts = {"%h": "*", "%p": str(pid), "%t": "*"}
     pattern = "".join(parts.get(p) or glob.escape(p) for p in _PART.split(named))
     found = [(written, path) for path in glob.glob(pattern) if (written := _time(path)) >= since]
-    if found:
-        return f"CUDA core dump: {os.path.abspath(max(found)[1])}"
-    return f"CUDA core dump: none yet; the driver was told to write it to {os.path.abspath(named)}"
+    return Path(os.path.abspath(max(found)[1])) if found else None
 
 
 def ends_the_process(environ: Mapping[str, str]) -> bool:
     """True if the driver was told to write a core dump, and to abort the process right after it.
 
-    Then no exception reaches Python, and the flight recorder leaves no dump. SGLang sets such flags
-    unless there are some already.
+    Then no exception reaches Python. SGLang sets such flags unless there are some already.
     """
-    flags = environ.get("CUDA_COREDUMP_GENERATION_FLAGS", "").replace(" ", "").split(",")
-    asked = environ.get("CUDA_ENABLE_COREDUMP_ON_EXCEPTION") == "1"
-    return asked and "skip_abort" not in flags
+    flags = environ.get(FLAGS, "").replace(" ", "").split(",")
+    return is_enabled(environ) and "skip_abort" not in flags
 
 
 def _time(path: str) -> float:

@@ -27,7 +27,7 @@ from g4debug.findings.black_box import BoxError
 from g4debug.findings.launch_memory import Stop
 from g4debug.hooking import roles
 from g4debug.tracers.base import Context
-from g4debug.tracers.flight_recorder import box_dumps
+from g4debug.tracers.flight_recorder import box_dumps, core_autopsy, coredump
 from g4debug.tracers.flight_recorder.box_dumps import Maker
 from g4debug.trapping.trap import lines
 
@@ -102,6 +102,7 @@ class SchedulerWatch:
                 return True
             if not box.dead:
                 return False
+            born = box.owner.born_ns / 1e9
             try:
                 made = box_dumps.make(box, maker)
             except (BoxError, DumpError) as e:
@@ -118,7 +119,13 @@ class SchedulerWatch:
             logger.error("%s", "\n".join(lines(finding, dump, "")))
             said = Stop(finding.check, finding.kind, finding.headline, str(dump))
             self.others.stop_for(pid, said)
+            self._look_into_core(pid, dump, born)
         return True
+
+    def _look_into_core(self, pid: int, dump: Path, born: float) -> None:
+        """A scheduler without skip_abort is aborted by the driver, behind its core dump."""
+        if self.context.settings.core != "off" and coredump.is_enabled(os.environ):
+            core_autopsy.put_into(dump, os.environ, pid, born, wait=False, remove=False)
 
     def before_kill(self, *args: Any, **kwargs: Any) -> None:
         """A process of SGLang's is about to be killed with all that it has started."""

@@ -19,6 +19,7 @@ import os
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,12 +29,17 @@ from g4debug.findings.launch_memory import Seat
 from g4debug.hooking.hooks import Order
 from g4debug.hooking.resolved import server_argument
 from g4debug.tracers.base import Context, Tracer
-from g4debug.tracers.flight_recorder import device_asserts, embedding_lookups, lookups
+from g4debug.tracers.flight_recorder import (
+    core_autopsy,
+    coredump,
+    device_asserts,
+    embedding_lookups,
+    lookups,
+)
 from g4debug.tracers.flight_recorder import report as finding
 from g4debug.tracers.flight_recorder.assert_evidence import Asserted
 from g4debug.tracers.flight_recorder.boxing import Boxing
 from g4debug.tracers.flight_recorder.completed_steps import Waited
-from g4debug.tracers.flight_recorder.coredump import core_dump, ends_the_process
 from g4debug.tracers.flight_recorder.coverage import Death, innocence
 from g4debug.tracers.flight_recorder.memory import MemoryWatch
 from g4debug.tracers.flight_recorder.progress import Hang, Progress
@@ -101,15 +107,25 @@ class FlightRecorder:
         if isinstance(describer, Describer):
             describer.remember()
         self.boxing.tell()
-        if torch.cuda.is_available() and ends_the_process(os.environ):
+        if torch.cuda.is_available():
+            self._tell_core_dumps()
+        return result
+
+    def _tell_core_dumps(self) -> None:
+        """Say at start what a CUDA error will not leave."""
+        settings = self.context.settings
+        if coredump.ends_the_process(os.environ):
             self.context.limit(
-                "a CUDA error leaves no dump of g4debug",
+                "a CUDA error leaves no exception, and only the dump of the black box",
                 "the CUDA driver was told to write a core dump, and aborts the process behind it; "
                 "add skip_abort to CUDA_COREDUMP_GENERATION_FLAGS to have both",
             )
-        return result
+        elif settings.core != "off" and coredump.ENABLE not in os.environ:
+            why = coredump.why_not(settings.debug_dir) or "one of its variables was set before"
+            self.context.limit("a CUDA error leaves no CUDA core dump", why)
 
     def watch_others(self, *args: Any, **kwargs: Any) -> None:
+        coredump.prepare(os.environ, self.context.settings.debug_dir)
         self.others.watch(self.on_other_rank)
 
     def before_event_loop(self, *args: Any, **kwargs: Any) -> None:
@@ -146,6 +162,7 @@ class FlightRecorder:
         trap = self.context.trap
         path = trap.report_end(found, None if asserted is None else asserted.evidence)
         trap.stop(found, path)
+        self._look_into_core(error, path)
 
     def on_other_rank(self, first: Seat) -> None:
         """Another rank has stopped: save what this one has. Runs in a thread that waits for it."""
@@ -161,6 +178,25 @@ class FlightRecorder:
             trap = self.context.trap
             path = trap.report_end(found)
             trap.stop(found, path)
+            self._look_into_core(error, path)
+
+    def _look_into_core(self, error: BaseException | None, path: Path | None) -> None:
+        """Put what the CUDA core dump says into the dump of a CUDA error."""
+        settings = self.context.settings
+        if error is None or path is None or settings.core == "off" or not finding.is_cuda(error):
+            return
+        if not coredump.is_enabled(os.environ):
+            return
+        args = getattr(self.recorder.scheduler, "server_args", None)
+        core_autopsy.put_into(
+            path,
+            os.environ,
+            os.getpid(),
+            self.armed_at,
+            wait=not settings.cpu,
+            # With --crash-dump-folder the user has asked SGLang for core dumps.
+            remove=settings.core == "autopsy" and not server_argument(args, "crash_dump_folder"),
+        )
 
     def _asserted(self, error: BaseException) -> Asserted | None:
         """The evidence about an assertion in a kernel, None if the device died of something else.
@@ -205,8 +241,17 @@ class FlightRecorder:
             backends=phases.asked(getattr(self.recorder.scheduler, "server_args", None)),
         )
         lines = innocence(death, status.records())
-        dump = core_dump(os.environ, os.getpid(), self.armed_at) if cuda else ""
-        return [*(lines or [finding.NOT_KNOWN]), *([dump] if dump else [])]
+        return [*(lines or [finding.NOT_KNOWN]), *(self._core_dump() if cuda else [])]
+
+    def _core_dump(self) -> list[str]:
+        """Where the CUDA core dump is, in a sentence."""
+        core = coredump.core_dump(os.environ, os.getpid(), self.armed_at)
+        ours, settings = coredump.is_ours(os.environ), self.context.settings
+        if not core or (ours and settings.cpu):
+            return []  # the CPU engine has no driver
+        if ours and settings.core == "autopsy":
+            core += ". It is removed once its autopsy is in this dump (G4DEBUG_CORE=keep keeps it)"
+        return [core]
 
     def on_sigterm(self) -> None:
         """Write a dump if the scheduler hangs. Runs in the watcher's thread, which then kills."""

@@ -50,11 +50,12 @@ def register() -> None:
             end()
         return result
 
-    def later(scheduler, *args, **kwargs):
+    def later():
         def wait() -> None:
-            while recorder().step < when or scheduler.running_batch.reqs:
-                time.sleep(0.05)
-            time.sleep(1)
+            before = -1
+            while recorder().step < when or recorder().step != before:
+                before = recorder().step
+                time.sleep(2)
             end()
 
         threading.Thread(target=wait, daemon=True).start()
@@ -84,6 +85,6 @@ def register() -> None:
 
         def first(scheduler, *args, **kwargs):
             if not started:
-                started.append(later(scheduler))
+                started.append(later())
 
         HookRegistry.register(loop, first, HookType.BEFORE)

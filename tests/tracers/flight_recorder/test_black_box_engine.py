@@ -22,7 +22,9 @@ KILL, SEGV, ABRT = (str(int(n)) for n in (signal.SIGKILL, signal.SIGSEGV, signal
 ALL = {"SGLANG_TRTLLM_MHA_DEBUG": "1", "G4DEBUG_NOT_RUN_ON_THIS_RELEASE": "1"}
 
 
-def killed(folder: Path, at: str, by: str, *arguments: str, **environ: str) -> Run:
+def killed(
+    folder: Path, at: str, by: str, *arguments: str, cold: bool = False, **environ: str
+) -> Run:
     installed_plugin.install(folder / "site", "killing", "killing:register")
     environ = {
         "PYTHONPATH": installed_plugin.path(folder / "site", HERE),
@@ -32,7 +34,7 @@ def killed(folder: Path, at: str, by: str, *arguments: str, **environ: str) -> R
         **environ,
     }
     arguments = arguments or ("mtp", "1", "1")
-    return drive(folder, str(HERE / "drive_killed.py"), *arguments, **environ)
+    return drive(folder, str(HERE / "drive_killed.py"), *arguments, cold=cold, **environ)
 
 
 def boxes(folder: Path) -> list[Path]:
@@ -114,6 +116,39 @@ def test_it_has_the_allocators_events_and_what_was_checked(runs):
     assert all(e.caller for e in record.allocator if e.kind != "clear")
     assert "page-table" in {t.name for t in record.tracers}
     assert "Checked" in record.finding.cause or "innocent" in record.finding.cause
+
+
+def test_the_driver_was_told_to_write_core_dumps(runs):
+    (record,) = runs[1]["forward"].dumps
+    assert record.environment["CUDA_ENABLE_COREDUMP_ON_EXCEPTION"] == "1"
+    assert record.environment["CUDA_COREDUMP_GENERATION_FLAGS"].endswith(",skip_abort")
+    named = record.environment["CUDA_COREDUMP_FILE"]
+    assert named.endswith("/dumps/g4debug-core-%h-%p-%t.nvcudmp")
+
+
+@pytest.mark.long("an engine for each way to ask for core dumps")
+@pytest.mark.parametrize(
+    ("environ", "flags", "named"),
+    [
+        ({"SGLANG_CUDA_COREDUMP": "1"}, "skip_constbank_memory", "/cuda_coredump_%h.%p.%t"),
+        ({"CUDA_COREDUMP_FILE": "/tmp/mine"}, None, "/mine"),
+        ({"CUDA_ENABLE_COREDUMP_ON_EXCEPTION": "0"}, None, None),
+        ({"G4DEBUG_CORE": "off"}, None, None),
+        ({"G4DEBUG_CORE": "keep"}, "skip_abort", "/g4debug-core-%h-%p-%t.nvcudmp"),
+    ],
+)
+def test_what_the_user_or_sglang_has_set_stays(tmp_path, environ, flags, named):
+    """SGLang's own switch sets no skip_abort: the driver then aborts, and the black box is left."""
+    cores = {"SGLANG_CUDA_COREDUMP_DIR": str(tmp_path / "cores")}
+    # Cold: SGLang sets its variables when it is imported.
+    run = killed(
+        tmp_path, "start", ABRT, cold="SGLANG_CUDA_COREDUMP" in environ, **cores, **environ
+    )
+    (record,) = run.dumps
+    found = record.environment
+    assert found.get("CUDA_COREDUMP_GENERATION_FLAGS", "x").split(",")[-1] == (flags or "x")
+    assert found.get("CUDA_COREDUMP_FILE", "").endswith(named or "")
+    assert ("CUDA_COREDUMP_FILE" in found) == bool(named)
 
 
 def test_no_prompt_and_no_token_is_in_a_box(runs):

@@ -1,0 +1,190 @@
+"""Dumps that are made of black boxes: how the scheduler ended, and boxes from anybody."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from black_boxes import damaged, step
+
+from g4debug.dumps import reading
+from g4debug.dumps.errors import DumpError
+from g4debug.findings import black_box, process_end
+from g4debug.findings.black_box import BoxError
+from g4debug.findings.process_end import End
+from g4debug.settings import Settings
+from g4debug.tracers.base import Context
+from g4debug.tracers.flight_recorder import box_dumps
+from g4debug.tracers.flight_recorder.box_dumps import Maker
+from g4debug.tracers.flight_recorder.boxing import Boxing
+
+WHO = "the server's main process (pid 1)"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Boxes are made there, and dumps in its folder ``dumps``."""
+    (tmp_path / "boxes").mkdir()
+    monkeypatch.setattr(black_box.BlackBox.__init__, "__defaults__", (tmp_path / "boxes",))
+    monkeypatch.setattr(black_box.paths, "__defaults__", (tmp_path / "boxes",))
+    return tmp_path
+
+
+def left(folder: Path, steps: int = 5, returned: int = 4) -> Path:
+    """The box of a process that has died. Its lock is given up as the system does it."""
+    context = Context.alone("flight-recorder", Settings(debug_dir=folder / "dumps"))
+    boxing = Boxing(context, SimpleNamespace(last=3, replays=0), lambda: "")
+    boxing.begin()
+    for n in range(1, steps + 1):
+        boxing.step(step(n))
+    boxing.box.returned(returned)
+    path = boxing.box.path
+    boxing.box._give_up()
+    return path
+
+
+def made(path: Path, end: End, ended_ns: int = 10**18 + 10**9):
+    with black_box.opened(path) as box:
+        assert box.dead
+        found = box_dumps.make(box, Maker(WHO, end, ended_ns))
+    return None if found is None else reading.read(found[1])
+
+
+@pytest.mark.parametrize(
+    ("end", "kind", "words"),
+    [
+        (End(signal=9), "killed", "kill -9"),
+        (End(signal=11), "native-crash", "Fatal Python error"),
+        (End(signal=6), "native-crash", "abort()"),
+        (End(signal=14), "native-crash", "kept the GIL"),
+        (End(signal=35), "native-crash", ""),
+        (End(code=3), "gone", "called exit()"),
+        (End(), "gone", "nobody was left to see it"),
+    ],
+)
+def test_the_end_decides_the_kind(folder, end, kind, words):
+    path = left(folder)
+    record = made(path, end)
+    assert record.finding.kind == kind
+    assert words in record.finding.cause
+    assert record.finding.got.startswith(end.words)
+    assert "step 5 began last, 1.0 s before, and had not returned" in record.finding.got
+    assert len(record.steps) == 5
+    assert record.created == "2001-09-09T01:46:41.000+00:00"
+    assert record.finding.location.pid == os.getpid()
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
+def test_who_is_asked_to_end_leaves_nothing(folder, number):
+    path = left(folder)
+    assert made(path, End(signal=int(number))) is None
+    assert not path.exists()
+
+
+def test_a_process_that_left_a_dump_leaves_no_second_one(folder):
+    context = Context.alone("flight-recorder", Settings(debug_dir=folder / "dumps"))
+    boxing = Boxing(context, SimpleNamespace(last=0, replays=0), lambda: "")
+    boxing.begin()
+    context.trap.left(folder / "dumps" / "own")
+    path = boxing.box.path
+    boxing.box._give_up()
+    assert made(path, End(signal=9)) is None
+
+
+def test_the_counters_of_the_oom_killer(folder, monkeypatch):
+    monkeypatch.setattr(process_end, "oom_kills", lambda: {"cgroup 5": 2, "host": 7})
+    path, other = left(folder), left(folder)
+    monkeypatch.setattr(process_end, "oom_kills", lambda: {"cgroup 5": 3, "host": 8})
+    record = made(path, End(signal=9))
+    assert record.finding.kind == "oom-killed"
+    assert "has killed 1 process of its cgroup" in record.finding.cause
+    # Another container's counter says nothing, the host's only that it may be.
+    monkeypatch.setattr(process_end, "oom_kills", lambda: {"cgroup 6": 90, "host": 9})
+    record = made(other, End(signal=9))
+    assert record.finding.kind == "killed"
+    assert "has killed 2 processes of this host" in record.finding.cause
+
+
+def test_nobody_makes_it_while_the_server_could(folder, monkeypatch):
+    path = left(folder)
+    (folder / "dumps").mkdir()
+    monkeypatch.setattr(process_end, "runs", lambda pid, since: True)
+    assert box_dumps.collect(folder / "dumps", "g4debug list") == []
+    assert path.exists()
+    monkeypatch.undo()
+
+
+def test_those_of_another_folder_stay_and_old_ones_go(folder):
+    paths = [left(folder, steps=1) for _ in range(black_box.MOST + 3)]
+    assert box_dumps.collect(folder / "elsewhere", "g4debug list") == []
+    assert sum(path.exists() for path in paths) == black_box.MOST
+    assert box_dumps.collect(folder / "elsewhere" / ".." / "dumps", "g4debug list") == []
+    assert not any(path.exists() for path in paths)
+    dumps = sorted((folder / "dumps").iterdir())
+    assert len(dumps) == black_box.MOST
+    record = reading.read(dumps[0])
+    assert "by g4debug list" in record.finding.got
+    assert record.created == "2001-09-09T01:46:40.000+00:00"  # of its last step
+
+
+def test_a_folder_that_cannot_be_written_keeps_the_box(folder):
+    path = left(folder)
+    (folder / "dumps").write_text("a file")
+    with pytest.raises(DumpError):
+        made(path, End(signal=9))
+    assert path.exists()
+    ((where, why),) = box_dumps.collect(folder / "dumps", "g4debug list")
+    assert where == path
+    assert "cannot write" in why
+
+
+def test_boxes_from_anybody_are_bounded(folder):
+    """Each becomes a dump that can be read, or is refused in one line."""
+    whole = left(folder).read_bytes()
+    rng, refused = random.Random(2), 0
+    for _ in range(40):
+        content = black_box.content(damaged(whole, rng))
+        begin = time.perf_counter()
+        try:
+            record = box_dumps.record_of(content, Maker(WHO, End(signal=9), 10**18))
+            assert len(record.steps) <= black_box.STEPS
+            box_dumps.fitted(record, box_dumps.MAX_MB)
+        except (BoxError, DumpError) as e:
+            refused += len(str(e).splitlines())
+        assert time.perf_counter() - begin < 20
+    assert refused < 40
+
+
+@pytest.mark.parametrize(
+    ("name", "blob"),
+    [
+        ("about", b"[1, 2]"),
+        ("about", b"not json"),
+        ("about", b"[" * 90_000),
+        ("about", b'{"dump": 3}'),
+        ("about", b'{"dump": {"versions": {"torch": 3}}}'),
+        ("about", b'{"dump": {"unknown": 1}}'),
+        ("about", b'{"location": {"pid": "x"}}'),
+        ("about", b'{"dump": {"pools": [{"name": "full"}]}}'),
+        ("about", b'{"backends": [1]}'),
+        ("status", b'{"tracers": [{"name": 3}]}'),
+        ("status", b'{"finished": "x", "tracers": [{"name": "page-table", "mode": "raise"}]}'),
+        ("status", b'{"tracers": 3}'),
+    ],
+)
+def test_values_of_another_type_are_refused(folder, name, blob):
+    context = Context.alone("flight-recorder", Settings(debug_dir=folder / "dumps"))
+    boxing = Boxing(context, SimpleNamespace(last=0, replays=0), lambda: "")
+    boxing.begin()
+    boxing.step(step(1))
+    boxing.box.write(name, blob)
+    content = black_box.content(boxing.box.path.read_bytes())
+    with pytest.raises(BoxError, match="its content is damaged"):
+        box_dumps.record_of(content, Maker(WHO, End(signal=9)))
+    boxing.remove()

@@ -1,0 +1,146 @@
+"""CUDA core dumps are switched on, found, examined in another process, and removed."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+
+import pytest
+
+from g4debug.tracers.flight_recorder import core_autopsy, coredump
+from g4debug.tracers.flight_recorder.coredump import ENABLE, FILE, FLAGS, LIGHT
+
+SAYS = """
+import json, pathlib, sys
+core, dump = map(pathlib.Path, sys.argv[-2:])
+assert core.read_bytes() == b"core"
+dump.write_text("with autopsy")
+print(json.dumps({"verdict": "V of layer 22, page 384 of 373"}))
+"""
+
+
+@pytest.fixture
+def says(monkeypatch, tmp_path):
+    """Let a script stand for ``g4debug autopsy``; it gets the same arguments."""
+
+    def put(code: str) -> None:
+        script = tmp_path / "autopsy.py"
+        script.write_text(code)
+        monkeypatch.setattr(core_autopsy, "COMMAND", (sys.executable, str(script)))
+
+    return put
+
+
+def armed(tmp_path, mode="autopsy", **environ) -> dict[str, str]:
+    coredump.arm(environ, mode, tmp_path)
+    coredump.prepare(environ, tmp_path)
+    return environ
+
+
+def test_it_is_switched_on_without_memory_and_goes_on(tmp_path):
+    found = armed(tmp_path / "new")
+    assert found[ENABLE] == "1"
+    assert set(found[FLAGS].split(",")) == set(LIGHT.split(","))
+    assert not coredump.ends_the_process(found)
+    assert found[FILE] == str(tmp_path / "new" / "g4debug-core-%h-%p-%t.nvcudmp")
+    assert (tmp_path / "new").is_dir()
+    assert coredump.is_ours(found)
+
+
+@pytest.mark.parametrize("name", [ENABLE, FLAGS, FILE])
+def test_what_somebody_has_set_stays(tmp_path, name):
+    assert armed(tmp_path, **{name: "mine"}) == {name: "mine"}
+
+
+def test_a_server_that_a_server_starts_has_its_own_folder(tmp_path):
+    found = armed(tmp_path)
+    assert armed(tmp_path / "inner", **found)[FILE].startswith(str(tmp_path / "inner"))
+    assert armed(tmp_path, "off", **found) == {}
+
+
+@pytest.mark.parametrize(
+    ("folder", "free", "why"),
+    [("a%d", 1 << 40, "would replace the %"), ("full", 1 << 30, "MiB free"), ("file/x", 1, "file")],
+)
+def test_where_none_can_be_written_none_is_asked_for(tmp_path, monkeypatch, folder, free, why):
+    (tmp_path / "file").write_text("")
+    usage = coredump.shutil.disk_usage(tmp_path)._replace(free=free)
+    monkeypatch.setattr(coredump.shutil, "disk_usage", lambda path: usage)
+    assert armed(tmp_path / folder) == {}
+    assert why in coredump.why_not(tmp_path / folder)
+
+
+def test_few_are_kept(tmp_path):
+    found = armed(tmp_path)
+    for n in range(coredump.MOST + 4):
+        (tmp_path / f"g4debug-core-h-{n}-1.nvcudmp").write_text("core")
+    (tmp_path / "core.of.others").write_text("core")
+    coredump.prepare(found, tmp_path)
+    assert len(list(tmp_path.glob("g4debug-core-*"))) == coredump.MOST
+    assert (tmp_path / "core.of.others").exists()
+
+
+def run(tmp_path, environ, **how) -> None:
+    how = {"wait": True, "remove": True, **how}
+    core_autopsy.put_into(tmp_path / "dump", environ, 77, 0, **how)
+
+
+@pytest.mark.parametrize("remove", [True, False])
+def test_its_result_is_put_into_the_dump(tmp_path, says, caplog, remove):
+    says(SAYS)
+    environ = armed(tmp_path)
+    core = tmp_path / "g4debug-core-host-77-17.nvcudmp"
+    writer = threading.Thread(target=lambda: (time.sleep(0.5), core.write_bytes(b"core")))
+    writer.start()  # it is waited for
+    run(tmp_path, environ, remove=remove)
+    writer.join()
+    assert (tmp_path / "dump").read_text() == "with autopsy"
+    assert "the CUDA core dump says: V of layer 22, page 384 of 373" in caplog.text
+    assert core.exists() != remove
+
+
+def test_the_users_own_core_dump_stays(tmp_path, says):
+    says(SAYS)
+    core = tmp_path / "mine.77"
+    core.write_bytes(b"core")
+    run(tmp_path, {ENABLE: "1", FILE: str(tmp_path / "mine.%p")}, wait=False)
+    assert (tmp_path / "dump").exists()
+    assert core.exists()
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        ("import time; time.sleep(600)", "it took more than 1 s"),
+        ("import sys; sys.exit('error: unknown layout')", "exit code 1: error: unknown layout"),
+        ("print('no json')", "did not print JSON"),
+        ("print(json := '[1]')", "did not print JSON"),
+        ("import os; os.abort()", "exit code -6"),
+    ],
+)
+def test_without_an_autopsy_everything_stays(tmp_path, says, monkeypatch, caplog, code, why):
+    says(code)
+    monkeypatch.setattr(core_autopsy.autopsy, "__defaults__", (1.0,))
+    environ = armed(tmp_path)
+    core = tmp_path / "g4debug-core-host-77-17.nvcudmp"
+    core.write_bytes(b"core")
+    (tmp_path / "dump").write_text("as it was")
+    run(tmp_path, environ)
+    assert why in caplog.text
+    assert core.exists()
+    assert (tmp_path / "dump").read_text() == "as it was"
+
+
+def test_where_there_is_none_nobody_waits_for_long(tmp_path, monkeypatch, caplog):
+    begin = time.monotonic()
+    run(tmp_path, armed(tmp_path), wait=False)
+    assert time.monotonic() - begin < 0.5
+    monkeypatch.setattr(core_autopsy, "WRITTEN", 0.5)
+    monkeypatch.setattr(core_autopsy, "APPEARS", 0.3)
+    run(tmp_path, armed(tmp_path))
+    core = tmp_path / "g4debug-core-host-77-17.nvcudmp"
+    core.write_text("")  # it is never written
+    run(tmp_path, armed(tmp_path))
+    assert time.monotonic() - begin < 4
+    assert caplog.text == ""
