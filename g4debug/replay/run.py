@@ -198,11 +198,15 @@ def _script(
     search: Shrinking | None, made: setting.Setting, folder: Path, target: Path
 ) -> Scripted:
     """Write the smallest workload as plain SGLang, if it shows the bug when it runs."""
-    if search is None or search.best is None:
+    if search is None:
+        return Scripted("", "nothing was found that a script could show")
+    if search.best is None:
         return Scripted("", "the finding did not come here a second time")
     last, reason = (search.best, search.shown), ""
     trail = [*(step for step in search.trail if step[0] != search.best), last]
-    # A smaller one may hang on how many tokens are accepted, which a model decides for itself.
+    best: script.Script | None = None
+    # A smaller one may hang on how many tokens are accepted, which a model decides for itself, or
+    # its answers are too short to be wrong.
     for workload, shown in trail[: -TRAILS - 1 : -1]:
         assert shown.record is not None
         try:
@@ -212,9 +216,13 @@ def _script(
         except script.NoScript as e:
             reason = reason or str(e)
             continue
-        target.write_text(found.text)
-        return Scripted(str(target), found.shows)
-    return Scripted("", reason)
+        best = found if found.tells else best or found
+        if found.tells:
+            break
+    if best is None:
+        return Scripted("", reason)
+    target.write_text(best.text)
+    return Scripted(str(target), best.shows)
 
 
 def _kept(best: Workload, recording: Recording) -> Iterator[Kept]:

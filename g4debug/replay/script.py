@@ -40,6 +40,12 @@ from g4debug.settings import FIX_PREFIX
 
 DEBUG = "SGLANG_TRTLLM_MHA_DEBUG"
 SECONDS = 400.0  # for one run
+# SGLang's own checks of its pages that are off by default. Each release has some of them.
+CHECKS = {
+    "SGLANG_CHECK_KV_PAGE_INVARIANTS": "1",
+    "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",
+    "SGLANG_ENABLE_TREE_CACHE_SANITY_CHECK": "1",
+}
 OWN = ("SGLANG_ENABLE_DETERMINISTIC_INFERENCE",)  # SGLang sets it by an argument
 RUNS = 2  # with the tracers, if an exact round became an event
 DIFFERS = "ANOTHER ANSWER"  # begins a line of the script's output
@@ -53,10 +59,12 @@ class NoScript(Exception):
 
 @dataclass(frozen=True)
 class Script:
-    """A script that was run. shows: what it showed, a sentence."""
+    """A script that was run. shows: what it showed, a sentence. tells: SGLang says it, or the
+    answers do."""
 
     text: str
     shows: str
+    tells: bool = True
 
 
 def made(
@@ -69,8 +77,9 @@ def made(
 ) -> Script:
     """The script for a workload with which this record's finding comes. Raises NoScript.
 
-    It runs once beside the tracers, which must find the same, and once without anything of
-    g4debug's but the CPU engine, for what SGLang itself says.
+    It runs once beside the tracers, which must find the same. Then it runs without anything of
+    g4debug's but the CPU engine, for what SGLang itself says: as it is, and if that is nothing,
+    with SGLang's own checks.
     """
     if "G4DEBUG_FAULTS" in setting.environ:
         raise NoScript("the bug is a fault that g4debug injected, and plain SGLang has none")
@@ -83,8 +92,10 @@ def made(
         setting.toy.vocab - FIRST_WORD,
     )
 
-    def write(shows: str, compares: bool) -> str:
-        return text(finding, setting, events, words, shows, compares)
+    def write(shows: str, compares: bool, checks: bool = False) -> str:
+        more = CHECKS if checks else {}
+        made = dataclasses.replace(setting, environ={**setting.environ, **more})
+        return text(finding, made, events, words, shows, compares)
 
     for _ in range(RUNS if guessed else 1):
         run = _run(write("", False), setting, (finding.check,), folder)
@@ -102,12 +113,16 @@ def made(
         shows = f"SGLang's own error: {said}"
     elif wrong:
         shows = f"wrong answers: {wrong[0]}"
+        return Script(write(shows, compares=True), shows)
+    elif checked := _run(write("", False, checks=True), setting, (), folder).error:
+        shows = f"SGLang's own error with its own checks ({', '.join(CHECKS)}): {checked}"
+        return Script(write(shows, False, checks=True), shows)
     else:
         shows = (
             "nothing that SGLang itself says, and right answers. g4debug's tracer "
             f"{finding.check} found it from outside, in this very script"
         )
-    return Script(write(shows, bool(wrong) and not said), shows)
+    return Script(write(shows, compares=False), shows, tells=bool(said))
 
 
 # --- when a request is sent ----------------------------------------------------------------------

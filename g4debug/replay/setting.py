@@ -26,7 +26,7 @@ class CannotReplay(Exception):
     """The text says why, after "cannot be replayed, because"."""
 
 
-RELEASES = ("0.5.12.post1", "0.5.15.post1", "0.5.23")  # on which replays were run
+RELEASES = ("0.5.12.post1", "0.5.15.post1", "0.5.18", "0.5.23")  # on which replays were run
 # The server's arguments that decide where pages go and are not in ``Tape.scheduler``.
 CARRIED = (
     "decode_attention_backend", "disable_radix_cache", "max_queued_requests",
@@ -175,6 +175,7 @@ def _arguments(record: TrapRecord, facts: Mapping[str, Plain], notes: list[str])
             found[name] = value
         elif value not in (None, HIDDEN, "default"):
             found[name] = backend_for(page)
+        if value not in (None, HIDDEN, "default", found.get(name)):
             notes.append(f"{name}={value} is {found[name]} here")
     found.setdefault("attention_backend", backend_for(page))
     chunk = facts.get("chunked_prefill_size")

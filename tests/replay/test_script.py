@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from test_shrink import ENDED, PAGE, TOGETHER, recording
@@ -54,9 +56,9 @@ def test_it_is_python_and_imports_nothing_of_g4debug(compares: bool) -> None:
     assert (ast.get_docstring(tree) or "").startswith("kv-allocator in extend: page 1 is freed")
     lines = [line.strip() for line in source.splitlines()]
     begin = lines.index("async def workload(run):")
-    assert lines[begin + 1 : begin + 9] == [
+    assert lines[begin + 1 : begin + 8] == [
         "run.ask(1, 50)", "run.ask(2, 50)", "await run.tokens(1, 3)", "run.ask(5, 50)",
-        "await run.ended(2)", "run.abort(3)", "await run.ended()", "",
+        "await run.ended(2)", "run.abort(3)", "await run.ended()",
     ]  # fmt: skip
     assert ("ANOTHER ANSWER" in source) == compares
     assert names(source)["ARGUMENTS"] == {
@@ -101,6 +103,51 @@ def test_the_error_of_a_dead_scheduler_is_read_from_its_log() -> None:
     assert died.error == died.end == "AttributeError: 'X' object has no attribute 'y'"
     assert script.Run(log, 0, Path()).error == ""
     assert script.Run("", None, Path()).end.startswith("it did not end")
+
+
+@pytest.mark.parametrize(
+    ("logs", "shows", "tells"),
+    [
+        (["ValueError: a leak!"], "SGLang's own error: ValueError: a leak!", True),
+        (["", "ANOTHER ANSWER of request 1"], "wrong answers: ANOTHER ANSWER of request 1", True),
+        (["", "", "AssertionError: twice"], "with its own checks (SGLANG_CHECK_KV", True),
+        (["", "", ""], "nothing that SGLang itself says", False),
+    ],
+)
+def test_sglang_itself_is_asked_for_its_words_before_its_checks(
+    logs: list[str],
+    shows: str,
+    tells: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """First beside the tracer, then alone, then with SGLang's checks; it ends with the first word.
+
+    logs: of the runs without the tracer. An empty one is the traced run's, and another one's.
+    """
+    said = iter(["", *filter(None, logs)] if logs[0] else logs)
+    runs: list[tuple[bool, bool]] = []
+
+    def run(text: str, setting: Setting, trace: Sequence[str], folder: Path) -> script.Run:
+        runs.append((bool(trace), "SGLANG_CHECK_KV_PAGE_INVARIANTS" in text))
+        log = next(said)
+        died = "Error" in log
+        return script.Run("Traceback (most recent call last):\n" * died + log, -died, folder)
+
+    monkeypatch.setattr(script, "_run", run)
+    monkeypatch.setattr(script.host, "dumps_in", lambda folder: ())
+    record = SimpleNamespace(finding=FINDING)
+    monkeypatch.setattr(script.verdict, "first_alike", lambda there, records: record)
+    made = recording()
+    workload = Workload((0,), after={0: ENDED})
+    found = script.made(record, setting(), made, workload, (), tmp_path)  # type: ignore[arg-type]
+    assert shows in found.shows
+    assert found.tells == tells
+    asked = 3 if "checks" in shows or not tells else 2
+    assert runs == [(True, False), (False, False), (False, True)][:asked]
+    assert ("SGLANG_CHECK_KV_PAGE_INVARIANTS" in found.text.partition("import asyncio")[2]) == (
+        "checks" in shows
+    )
 
 
 def test_a_fault_gives_no_script(tmp_path: Path) -> None:
