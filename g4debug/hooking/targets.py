@@ -342,8 +342,9 @@ SITES: dict[str, Places] = {
 ARGUMENTS: dict[str, str] = {
     **dict.fromkeys(
         (
-            "attention_backend", "attn_cp_size", "context_length", "decode_attention_backend",
-            "disable_overlap_schedule", "disaggregation_mode", "dist_init_addr", "dllm_algorithm",
+            "attention_backend", "attn_cp_size", "context_length", "crash_dump_folder",
+            "decode_attention_backend", "disable_overlap_schedule", "disaggregation_mode",
+            "dist_init_addr", "dllm_algorithm",
             "dp_size", "enable_dp_attention", "enable_hierarchical_cache", "enable_hisparse",
             "enable_lmcache", "enable_metrics", "enable_mixed_chunk", "enable_pdmux", "nnodes",
             "pp_size", "prefill_attention_backend", "served_model_name", "speculative_algorithm",
