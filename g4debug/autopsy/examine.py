@@ -15,6 +15,7 @@ from g4debug.findings.memory_map import MemoryMap, MemoryRange
 from g4debug.findings.record import Autopsy, PageEvent, TrapRecord
 
 SHOWN = 8  # events and steps of the dump
+ALL_BITS = 1 << 20  # from here on, a page number of nothing but set bits is no real one
 LARGEST_INT32 = 0x7FFF_FFFF
 APART = 3600  # seconds; a core and a dump of one crash are not that far apart
 NO_MAP = "there is no memory map: without the dump of the process, an address is only a number"
@@ -247,6 +248,11 @@ def cause(buffer: MemoryRange, page: int, token: int, record: TrapRecord | None)
             )
         draft = "the draft's " if runner == "draft" else ""
         return f"page {page} is one of {draft}{pool} pool, which has {pages} pages: a larger pool's"
+    if page >= ALL_BITS and page & (page + 1) == 0:
+        return (
+            f"page {page} is {page:#x}: all its bits are set, as where an index that was never "
+            "written (0x7fffffff, -1) is multiplied"
+        )
     if page > 4 * max((o[2] for o in others), default=buffer.pages):
         return f"no pool has a page {page}: the index was not written, or was overwritten"
     return ""
