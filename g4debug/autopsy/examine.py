@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 from g4debug.autopsy import core as cores
@@ -58,13 +59,17 @@ def of_core(core: Core, name: str, record: TrapRecord | None) -> Autopsy:
         )
     if warp is None:
         notes.append("the warps that faulted had ended, so no register tells the address")
-    others = [w for w in core.warps if warp is not None and w.grid == warp.grid and not w.faulted]
-    voters = votes.Voters(core, [*warps, *others])
     among = votes.pointers(grid, memory)
-    found = votes.vote(voters, place.access, among, memory)
-    notes += _sureness(found, place)
     kv = [p.buffer for p in among if p.buffer is not None and p.buffer.is_kv]
-    known = _with_row(known, kv, record, notes)
+    row_of = partial(rows.row_of, known.kernel, dtype=kv[0].dtype if kv else "")
+    row = row_of(known.block)
+    # The blocks of one row read the same pages. What another row read is another fault.
+    mine = [w for w in warps if w.block == known.block or row_of(w.block) == row >= 0]
+    others = [w for w in core.warps if warp is not None and w.grid == warp.grid and not w.faulted]
+    found = votes.vote(votes.Voters(core, [*mine, *others]), place.access, among, memory)
+    notes += _sureness(found, place)
+    known = _with_row(known, row, record, notes)
+    notes += _others({w.block: row_of(w.block) for w in warps if all(w is not m for m in mine)})
     base = found.base.buffer if found.base is not None else None
     if base is not None and base.is_kv:
         return _of_page(known, found, base, record, notes)
@@ -113,15 +118,20 @@ def _who(known: Autopsy) -> str:
     return f"{known.exception} in {known.kernel or 'an unknown kernel'}{line}"
 
 
-def _with_row(
-    known: Autopsy, kv: Sequence[MemoryRange], record: TrapRecord | None, notes: list[str]
-) -> Autopsy:
+def _with_row(known: Autopsy, row: int, record: TrapRecord | None, notes: list[str]) -> Autopsy:
     """With the row of the block that faulted, and its request, as far as they are known."""
-    row = rows.row_of(known.kernel, known.block, kv[0].dtype if kv else "")
     request = rows.request_of(row, record.steps if record is not None else ())
     if row >= 0 and record is not None and not request:
         notes.append("whose row that is, the dump's last steps do not tell for sure")
     return dataclasses.replace(known, row=row, request=request)
+
+
+def _others(blocks: Mapping[tuple[int, int, int], int]) -> Iterator[str]:
+    """The blocks that faulted for another row than the one that is told. blocks: block -> row."""
+    if blocks:
+        also = sorted(set(blocks.values()) - {-1})[:SHOWN]
+        of = f", of the row{'s' * (len(also) > 1)} {', '.join(map(str, also))}" if also else ""
+        yield f"{len(blocks)} more block{'s' * (len(blocks) > 1)} of this kernel faulted{of}"
 
 
 def _of_row(known: Autopsy) -> str:
