@@ -67,8 +67,9 @@ def of_core(core: Core, name: str, record: TrapRecord | None) -> Autopsy:
     mine = [w for w in warps if w.block == known.block or row_of(w.block) == row >= 0]
     others = [w for w in core.warps if warp is not None and w.grid == warp.grid and not w.faulted]
     found = votes.vote(votes.Voters(core, [*mine, *others]), place.access, among, memory)
-    notes += _sureness(found, place)
     known = _with_row(known, row, record, notes)
+    found = _as_given(found, known.request, record)
+    notes += _sureness(found, place)
     notes += _others({w.block: row_of(w.block) for w in warps if all(w is not m for m in mine)})
     base = found.base.buffer if found.base is not None else None
     if base is not None and base.is_kv:
@@ -134,6 +135,20 @@ def _others(blocks: Mapping[tuple[int, int, int], int]) -> Iterator[str]:
         yield f"{len(blocks)} more block{'s' * (len(blocks) > 1)} of this kernel faulted{of}"
 
 
+def _as_given(vote: Vote, request: str, record: TrapRecord | None) -> Vote:
+    """Where only the distance tells the buffer: the one whose page the request was given."""
+    if vote.sure or vote.base is None or not request or record is None:
+        return vote
+    events = (*record.events, *record.allocator)
+    given = {page for e in events if e.request == request for page in e.pages}
+    all_ = [p for p in (vote.base, *vote.rivals) if p.buffer is not None and p.is_kv]
+    hits = [p for p in all_ if p.buffer is not None and p.buffer.page_at(vote.address)[0] in given]
+    if len(hits) != 1:
+        return vote
+    rivals = tuple(p for p in all_ if p is not hits[0])
+    return dataclasses.replace(vote, base=hits[0], rivals=rivals, given=True)
+
+
 def _of_row(known: Autopsy) -> str:
     of = f"; row {known.row} of the batch" if known.row >= 0 else ""
     return of + (f", request {known.request}" if known.request else "")
@@ -159,6 +174,8 @@ def _sureness(vote: Vote, place: images.Place) -> Iterator[str]:
         yield f"{vote.numbered} lanes also hold the number of that page or token"
     if vote.inside:
         yield f"the same registers of {vote.inside} other lanes point into that buffer"
+    if vote.given:
+        yield "the request was given a page of that number, and none of the others that it could be"
     for p in vote.same:
         if p.buffer is not None:
             yield f"they also have addresses of that page of {p.buffer}: one page number, two reads"

@@ -7,6 +7,7 @@ kept. In the line tables, the folders of that machine were replaced.
 
 from __future__ import annotations
 
+import dataclasses
 import io
 
 import pytest
@@ -127,6 +128,14 @@ def test_what_only_the_distance_tells_is_said_to_be_likely():
     found = autopsy("decode-larger-pool")
     assert "most likely behind K of layer 2" in found.verdict
     assert any("only the distance tells" in note and "V of layer 2" in note for note in found.notes)
+    given = PageEvent(6, "alloc", "full", (384,), 1, "request-5")
+    known = autopsy("decode-larger-pool", allocator=(given,))
+    assert "most likely" not in known.verdict
+    assert any("the request was given a page of that number" in note for note in known.notes)
+    other = dataclasses.replace(given, pages=(896,))
+    assert "behind V of layer 2" in autopsy("decode-larger-pool", allocator=(other,)).verdict
+    both = dataclasses.replace(given, pages=(384, 896), count=2)
+    assert "most likely" in autopsy("decode-larger-pool", allocator=(both,)).verdict
     sure = autopsy("decode-uninitialised")
     assert "most likely" not in sure.verdict
 
