@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 from g4debug.autopsy import core as cores
@@ -15,6 +16,7 @@ from g4debug.findings.memory_map import MemoryMap, MemoryRange
 from g4debug.findings.record import Autopsy, PageEvent, TrapRecord
 
 SHOWN = 8  # events and steps of the dump
+ALL_BITS = 1 << 20  # from here on, a page number of nothing but set bits is no real one
 LARGEST_INT32 = 0x7FFF_FFFF
 APART = 3600  # seconds; a core and a dump of one crash are not that far apart
 NO_MAP = "there is no memory map: without the dump of the process, an address is only a number"
@@ -57,13 +59,18 @@ def of_core(core: Core, name: str, record: TrapRecord | None) -> Autopsy:
         )
     if warp is None:
         notes.append("the warps that faulted had ended, so no register tells the address")
-    others = [w for w in core.warps if warp is not None and w.grid == warp.grid and not w.faulted]
-    voters = votes.Voters(core, [*warps, *others])
     among = votes.pointers(grid, memory)
-    found = votes.vote(voters, place.access, among, memory)
-    notes += _sureness(found, place)
     kv = [p.buffer for p in among if p.buffer is not None and p.buffer.is_kv]
-    known = _with_row(known, kv, record, notes)
+    row_of = partial(rows.row_of, known.kernel, dtype=kv[0].dtype if kv else "")
+    row = row_of(known.block)
+    # The blocks of one row read the same pages. What another row read is another fault.
+    mine = [w for w in warps if w.block == known.block or row_of(w.block) == row >= 0]
+    others = [w for w in core.warps if warp is not None and w.grid == warp.grid and not w.faulted]
+    found = votes.vote(votes.Voters(core, [*mine, *others]), place.access, among, memory)
+    known = _with_row(known, row, record, notes)
+    found = _as_given(found, known.request, record)
+    notes += _sureness(found, place)
+    notes += _others({w.block: row_of(w.block) for w in warps if all(w is not m for m in mine)})
     base = found.base.buffer if found.base is not None else None
     if base is not None and base.is_kv:
         return _of_page(known, found, base, record, notes)
@@ -112,15 +119,34 @@ def _who(known: Autopsy) -> str:
     return f"{known.exception} in {known.kernel or 'an unknown kernel'}{line}"
 
 
-def _with_row(
-    known: Autopsy, kv: Sequence[MemoryRange], record: TrapRecord | None, notes: list[str]
-) -> Autopsy:
+def _with_row(known: Autopsy, row: int, record: TrapRecord | None, notes: list[str]) -> Autopsy:
     """With the row of the block that faulted, and its request, as far as they are known."""
-    row = rows.row_of(known.kernel, known.block, kv[0].dtype if kv else "")
     request = rows.request_of(row, record.steps if record is not None else ())
     if row >= 0 and record is not None and not request:
         notes.append("whose row that is, the dump's last steps do not tell for sure")
     return dataclasses.replace(known, row=row, request=request)
+
+
+def _others(blocks: Mapping[tuple[int, int, int], int]) -> Iterator[str]:
+    """The blocks that faulted for another row than the one that is told. blocks: block -> row."""
+    if blocks:
+        also = sorted(set(blocks.values()) - {-1})[:SHOWN]
+        of = f", of the row{'s' * (len(also) > 1)} {', '.join(map(str, also))}" if also else ""
+        yield f"{len(blocks)} more block{'s' * (len(blocks) > 1)} of this kernel faulted{of}"
+
+
+def _as_given(vote: Vote, request: str, record: TrapRecord | None) -> Vote:
+    """Where only the distance tells the buffer: the one whose page the request was given."""
+    if vote.sure or vote.base is None or not request or record is None:
+        return vote
+    events = (*record.events, *record.allocator)
+    given = {page for e in events if e.request == request for page in e.pages}
+    all_ = [p for p in (vote.base, *vote.rivals) if p.buffer is not None and p.is_kv]
+    hits = [p for p in all_ if p.buffer is not None and p.buffer.page_at(vote.address)[0] in given]
+    if len(hits) != 1:
+        return vote
+    rivals = tuple(p for p in all_ if p is not hits[0])
+    return dataclasses.replace(vote, base=hits[0], rivals=rivals, given=True)
 
 
 def _of_row(known: Autopsy) -> str:
@@ -148,6 +174,8 @@ def _sureness(vote: Vote, place: images.Place) -> Iterator[str]:
         yield f"{vote.numbered} lanes also hold the number of that page or token"
     if vote.inside:
         yield f"the same registers of {vote.inside} other lanes point into that buffer"
+    if vote.given:
+        yield "the request was given a page of that number, and none of the others that it could be"
     for p in vote.same:
         if p.buffer is not None:
             yield f"they also have addresses of that page of {p.buffer}: one page number, two reads"
@@ -247,6 +275,11 @@ def cause(buffer: MemoryRange, page: int, token: int, record: TrapRecord | None)
             )
         draft = "the draft's " if runner == "draft" else ""
         return f"page {page} is one of {draft}{pool} pool, which has {pages} pages: a larger pool's"
+    if page >= ALL_BITS and page & (page + 1) == 0:
+        return (
+            f"page {page} is {page:#x}: all its bits are set, as where an index that was never "
+            "written (0x7fffffff, -1) is multiplied"
+        )
     if page > 4 * max((o[2] for o in others), default=buffer.pages):
         return f"no pool has a page {page}: the index was not written, or was overwritten"
     return ""

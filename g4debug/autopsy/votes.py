@@ -53,6 +53,7 @@ class Vote:
     numbered: so many lanes hold the number of that page or token. inside: so many other lanes are
     in that buffer at the same pair. rivals: other buffers of the kernel that it may have been meant
     for. same: of these, those of which the lanes hold an address in the same page, too.
+    given: the dump's events give the request a page of that number, and of no rival's.
     reads: the KV buffer that the instruction reads, if its registers have moved on.
     """
 
@@ -66,11 +67,12 @@ class Vote:
     rivals: tuple[Pointer, ...] = ()
     same: tuple[Pointer, ...] = ()
     reads: Pointer | None = None
+    given: bool = False
 
     @property
     def sure(self) -> bool:
         """True if more than the distance tells which buffer it was meant for."""
-        return bool(self.numbered or self.inside or not self.rivals)
+        return bool(self.numbered or self.inside or self.given or not self.rivals)
 
 
 def pointers(grid: Grid | None, memory: MemoryMap | None) -> tuple[Pointer, ...]:

@@ -20,8 +20,8 @@ from g4debug.findings.status import TracerStatus
 
 KIND = "g4debug-dump"
 # 1 had no events, transitions and holdings; 1 and 2 had no host, dp and pp rank, no arguments, and
-# only a mode for each tracer; 3 had no tape, no memory map, no autopsy, and no word of a tracer that
-# judges nothing. Their dumps still open.
+# only a mode for each tracer; 3 had no tape, no memory map, no autopsy, and did not tell a tracer
+# that judges nothing. Their dumps still open.
 SCHEMA = 4
 
 Plain = str | int | float | bool | None

@@ -13,7 +13,7 @@ from g4debug.autopsy import elf, examine, images, lines
 from g4debug.autopsy.core import Core, read
 from g4debug.autopsy.errors import CoreError
 
-NAME = "gather"
+NAME = "decode-uninitialised"
 SECONDS = 5  # some 0.05 are needed
 SECTIONS = 40  # where the header has the place of the section table
 WORDS = (0, 1, 2, 8, 0x8000_0005, 0x8000_0007, 0x8000_000C, 0x7FFF_FFFF, 0xFFFF_FFFF)

@@ -109,9 +109,9 @@ def test_what_the_allocator_did_with_the_page_is_told():
 
 
 def test_a_dump_of_another_day_is_doubted():
-    core = real_cores.core("gather")
+    core = real_cores.core("foreign")
     from g4debug.autopsy.core import Core
 
-    late = real_cores.record("gather", created="2026-12-25T00:00:00+00:00")
+    late = real_cores.record("foreign", created="2026-12-25T00:00:00+00:00")
     found = examine.of_core(Core(memoryview(core)), "x", late)
     assert any("h apart" in note for note in found.notes)

@@ -17,8 +17,12 @@ from g4debug.dumps.reading import read
 from g4debug.reporters import html
 
 pytestmark = pytest.mark.once("commands do not import SGLang")
-BAD = real_cores.truth("gather")["expected_k"]
-VERDICT = "behind K of layer 1 (swa pool): page 4000000, token 0, where it has pages 0 to 372"
+NAME = "decode-uninitialised"
+BAD = real_cores.truth(NAME)["expected_k"]
+VERDICT = "behind K of layer 3 (swa pool): page 33554431, token 63, where it has pages 0 to 372"
+LAST = max(real_cores.memory(NAME).kv, key=lambda r: r.start)
+NEAR = LAST.end + 200 * LAST.page_bytes + 5  # behind the last buffer and its segment
+BEHIND = f"behind {LAST}: page {LAST.pages + 200}, token 0, where it has pages 0 to"
 DMESG = (
     "[12.5] NVRM: Xid (PCI:0000:01:00): 31, pid=77, name=python3, channel 0x00000008, intr 0. MMU "
     "Fault: ENGINE GRAPHICS GPC1 GPCCLIENT_T1_0 faulted @ 0x{high:x}_{low:08x}. Fault is of type "
@@ -34,13 +38,13 @@ SANITIZER = """========= Invalid __global__ read of size 2 bytes
 @pytest.fixture
 def core(tmp_path: Path) -> Path:
     path = tmp_path / "core.nvcudmp"
-    path.write_bytes(real_cores.core("gather"))
+    path.write_bytes(real_cores.core(NAME))
     return path
 
 
 @pytest.fixture
 def dump(tmp_path: Path) -> Path:
-    record = dataclasses.replace(sample_record(), memory=real_cores.memory("gather"))
+    record = dataclasses.replace(sample_record(), memory=real_cores.memory(NAME))
     return writing.write(writing.encode(record), tmp_path, "g4debug-x.pt")
 
 
@@ -52,10 +56,10 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) -
 
 def test_it_names_the_page(core, dump, capsys):
     text = run(capsys, "autopsy", core, dump)
-    assert "CUDA_EXCEPTION_14: warp illegal address in gather (oob.py:10)" in text
+    assert "warp illegal address in _fwd_grouped_kernel_stage1 (decode_attention.py:357)" in text
     assert VERDICT in text
-    assert "block (3, 0, 0) of a grid of (8, 1, 1)" in text
-    assert "32 of 32 lanes have it in registers R4 and R5" in text
+    assert "block (7, 0, 1) of a grid of (8, 2, 2)" in text
+    assert "64 of the 64 lanes that faulted have it in registers R24 and R25" in text
 
 
 def test_without_a_dump_it_says_what_is_missing(core, capsys):
@@ -67,7 +71,12 @@ def test_without_a_dump_it_says_what_is_missing(core, capsys):
 
 def test_json_has_the_same(core, dump, capsys):
     found = json.loads(run(capsys, "autopsy", core, dump, "--json"))
-    assert (found["pool"], found["layer"], found["part"], found["page"]) == ("swa", 1, "K", 4000000)
+    assert (found["pool"], found["layer"], found["part"], found["page"]) == (
+        "swa",
+        3,
+        "K",
+        33554431,
+    )
     assert found["address"] == BAD
 
 
@@ -79,7 +88,7 @@ def test_it_writes_into_the_dump_and_the_reports_print_it(core, dump, capsys):
     assert dataclasses.replace(after, autopsy=None, table=before.table) == before
     assert VERDICT in run(capsys, "show", dump)
     assert VERDICT in " ".join(html.render(after).split())
-    assert json.loads(run(capsys, "show", dump, "--json"))["autopsy"]["page"] == 4000000
+    assert json.loads(run(capsys, "show", dump, "--json"))["autopsy"]["page"] == 33554431
 
 
 def test_a_core_that_is_none_is_refused_in_one_line(core, dump, capsys):
@@ -92,18 +101,19 @@ def test_a_core_that_is_none_is_refused_in_one_line(core, dump, capsys):
 
 
 def test_an_address_is_translated(dump, capsys):
-    assert VERDICT in run(capsys, "where", f"{BAD:#x}", dump)
-    inside = real_cores.memory("gather").kv[1].start + 5 * 64 * 512 + 3 * 512
+    assert BEHIND in run(capsys, "where", f"{NEAR:#x}", dump)
+    buffer = next(r for r in real_cores.memory(NAME).kv if str(r) == "K of layer 0 (swa pool)")
+    inside = buffer.start + 5 * buffer.page_bytes + 3 * 1024
     text = run(capsys, "where", f"{inside:x}", dump)
     assert "page 5 of K of layer 0 (swa pool), token 3" in text
 
 
 def test_a_whole_log_is_read(dump, tmp_path, capsys):
     log = tmp_path / "log"
-    xid = DMESG.format(high=BAD >> 32, low=BAD & 0xFFFF_FFFF)
-    log.write_text("\n".join([xid, "nothing 0x1234567812 here", SANITIZER.format(BAD + 64)]))
+    xid = DMESG.format(high=NEAR >> 32, low=NEAR & 0xFFFF_FFFF)
+    log.write_text("\n".join([xid, "nothing 0x1234567812 here", SANITIZER.format(NEAR + 64)]))
     text = run(capsys, "where", log, dump)
-    assert text.count(VERDICT) == 2
+    assert text.count(BEHIND) == 2
     assert "Xid in dmesg" in text
     assert "compute-sanitizer" in text
     assert "0x1234567812 " not in text
@@ -113,13 +123,13 @@ def test_a_whole_log_is_read(dump, tmp_path, capsys):
 def test_stdin_is_a_log(dump, capsys, monkeypatch):
     class Stdin:
         buffer = io.BytesIO(
-            f"Illegal access to address (@global)0x{BAD:x} detected\n"
+            f"Illegal access to address (@global)0x{NEAR:x} detected\n"
             "The exception was triggered at PC 0x7f6f177b2510  gather (oob.py:10)".encode()
         )
 
     monkeypatch.setattr("sys.stdin", Stdin)
     text = run(capsys, "where", "-", dump)
-    assert VERDICT in text
+    assert BEHIND in text
     assert "0x7f6f177b2510 PC: code of a kernel, and no buffer" in text
 
 
