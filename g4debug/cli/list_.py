@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 from g4debug.cli import CliError, add_console_arguments, console_for, program
@@ -44,12 +45,19 @@ def from_black_boxes(directory: Path) -> list[str]:
     """
     from g4debug.findings import black_box
 
-    if not black_box.paths():
+    if not any(map(partial(_left_behind, directory), black_box.paths())):
         return []  # the usual case: torch need not be imported
     from g4debug.tracers.flight_recorder import box_dumps
 
     problems = box_dumps.collect(directory, f"g4debug {NAME}")
     return [f"{path}: no dump can be made of this black box: {why}" for path, why in problems]
+
+
+def _left_behind(directory: Path, path: Path) -> bool:
+    from g4debug.findings import black_box
+
+    with black_box.opened(path) as box:
+        return box is not None and box.left_behind and box.goes_to(directory)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -41,6 +41,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from g4debug.findings import process_end
+
 if TYPE_CHECKING:
     from g4debug.findings.record import PageEvent
 
@@ -400,6 +402,16 @@ class Found:
     owner: Owner
     dead: bool
     file: int
+
+    @property
+    def left_behind(self) -> bool:
+        """The server's first process is dead, too: else it makes the dump, and knows more."""
+        owner = self.owner
+        return self.dead and not process_end.runs(owner.server, owner.server_began)
+
+    def goes_to(self, folder: Path) -> bool:
+        """True if its dump goes to this folder."""
+        return os.path.realpath(self.owner.folder) == os.path.realpath(folder)
 
     def read(self) -> Content:
         """Raises BoxError."""

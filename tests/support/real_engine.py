@@ -24,6 +24,7 @@ import torch
 import warm
 
 from g4debug.dumps import reading
+from g4debug.findings import black_box
 from g4debug.findings.record import TrapRecord
 
 ENGINE = [
@@ -67,13 +68,15 @@ def started(
     *command: str,
     cold: bool = False,
     ignored: tuple[signal.Signals, ...] = TERMINAL,
+    keep_boxes: bool = False,
     **environ: str,
 ) -> Iterator[tuple[Process, Path]]:
     """A process and its log; no switch of the caller is inherited, nothing of it is left over.
 
     ``command``: a Python script and its arguments. Its dumps go into ``folder / "dumps"``.
     ``cold``: it imports SGLang by itself, see :mod:`warm`. ``ignored``: see ``warm.signals``; a
-    process that ignores some is a cold one.
+    process that ignores some is a cold one. ``keep_boxes``: leave the black boxes of those that are
+    killed here.
     """
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "log"
@@ -90,6 +93,18 @@ def started(
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait(60)
+            for box in () if keep_boxes else boxes(folder):
+                box.unlink(missing_ok=True)
+
+
+def boxes(folder: Path) -> list[Path]:
+    """The black boxes whose dumps would go to ``folder / "dumps"``."""
+    found = []
+    for path in black_box.paths():
+        with black_box.opened(path) as box:
+            if box is not None and box.owner.folder == str(folder / "dumps"):
+                found.append(path)
+    return found
 
 
 def _cold(
@@ -108,10 +123,16 @@ def _cold(
 
 
 def drive(
-    folder: Path, *command: str, seconds: float = 600, cold: bool = False, **environ: str
+    folder: Path,
+    *command: str,
+    seconds: float = 600,
+    cold: bool = False,
+    keep_boxes: bool = False,
+    **environ: str,
 ) -> Run:
     """Run it to its end, which must come within ``seconds``."""
-    with started(folder, *command, cold=cold, **environ) as (process, log):
+    how = {"cold": cold, "keep_boxes": keep_boxes}
+    with started(folder, *command, **how, **environ) as (process, log):
         try:
             status = process.wait(seconds)
         except subprocess.TimeoutExpired:

@@ -10,7 +10,6 @@ is as bounded as any other.
 from __future__ import annotations
 
 import json
-import os
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -63,22 +62,21 @@ def collect(folder: Path, who: str) -> list[tuple[Path, str]]:
 
     Returns the box and the reason of each of which no dump can be made.
     """
-    problems, dead = [], 0
+    problems, others = [], 0
     for path in black_box.paths():
         with black_box.opened(path) as box:
-            if box is None or not box.dead:
+            if box is None or not box.left_behind:
                 continue
-            if process_end.runs(box.owner.server, box.owner.server_began):
-                continue  # it makes the dump itself, and knows more
-            dead += 1
-            if os.path.realpath(box.owner.folder) == os.path.realpath(folder):
+            if box.goes_to(folder):
                 known = box.owner.server > 0
                 gone = "the server's main process is gone, too" if known else ""
                 try:
                     make(box, Maker(who, server=gone))
                 except (BoxError, DumpError) as e:
                     problems.append((path, str(e)))
-            elif dead > black_box.MOST:
+                continue
+            others += 1
+            if others > black_box.MOST:
                 box.remove()
     return problems
 

@@ -3,7 +3,7 @@
 KILL_BY is the number of a signal, or ``exit`` for ``os._exit(3)``. KILL_AT is ``start`` (while the
 model is loaded), ``forward`` (in a step), ``write`` (in the middle of a record of the black box),
 ``idle``, ``server`` (in a step, the server's first process instead) or ``never``. KILL_STEP is the
-step, KILL_RANK the rank.
+step, KILL_RANK the rank or ``both``.
 """
 
 import os
@@ -33,7 +33,8 @@ def register() -> None:
         return plugin.in_force.recorder
 
     def due() -> bool:
-        mine = recorder().rank in (-1, int(os.environ.get("KILL_RANK", "0")))
+        rank = os.environ.get("KILL_RANK", "0")
+        mine = rank == "both" or recorder().rank in (-1, int(rank))
         return mine and recorder().step >= when
 
     def forward(attend, *args, **kwargs):

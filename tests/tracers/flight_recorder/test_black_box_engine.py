@@ -12,7 +12,7 @@ from pathlib import Path
 
 import installed_plugin
 import pytest
-from real_engine import ENGINE, Run, drive, dumps_in, side_by_side
+from real_engine import ENGINE, Run, boxes, drive, dumps_in, side_by_side
 
 from g4debug.findings import black_box
 
@@ -34,17 +34,9 @@ def killed(
         **environ,
     }
     arguments = arguments or ("mtp", "1", "1")
-    return drive(folder, str(HERE / "drive_killed.py"), *arguments, cold=cold, **environ)
-
-
-def boxes(folder: Path) -> list[Path]:
-    """The black boxes whose dumps would go to the dump folder of this run."""
-    found = []
-    for path in black_box.paths():
-        with black_box.opened(path) as box:
-            if box is not None and box.owner.folder == str(folder / "dumps"):
-                found.append(path)
-    return found
+    return drive(
+        folder, str(HERE / "drive_killed.py"), *arguments, cold=cold, keep_boxes=True, **environ
+    )
 
 
 @pytest.fixture(scope="module")
@@ -174,6 +166,16 @@ def test_one_rank_of_two(tmp_path):
     # It was told, or its own collective broke first.
     assert other.finding.kind in ("other-rank", "exception")
     assert first.launch == other.launch
+    assert boxes(tmp_path) == []
+
+
+@pytest.mark.long("an engine of two ranks")
+def test_both_ranks_at_once(tmp_path):
+    run = killed(tmp_path, "forward", KILL, "mtp", "2", "1", KILL_RANK="both")
+    found = {record.finding.location.rank: record.finding.kind for record in run.dumps}
+    assert sorted(found) == [0, 1]
+    assert "killed" in found.values()
+    assert set(found.values()) <= {"killed", "other-rank", "exception"}
     assert boxes(tmp_path) == []
 
 

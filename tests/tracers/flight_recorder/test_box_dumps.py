@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import random
 import signal
@@ -109,6 +110,23 @@ def test_the_counters_of_the_oom_killer(folder, monkeypatch):
     record = made(other, End(signal=9))
     assert record.finding.kind == "killed"
     assert "has killed 2 processes of this host" in record.finding.cause
+
+
+def test_what_has_no_room_goes_before_the_rest(folder):
+    context = Context.alone("flight-recorder", Settings(debug_dir=folder / "dumps"))
+    boxing = Boxing(context, SimpleNamespace(last=0, replays=0), lambda: "")
+    boxing.begin()
+    describe = context.trap.describe
+    many = {f"argument-{n}": "x" * 100 for n in range(3000)}
+    context.trap.describe = lambda *args: dataclasses.replace(describe(*args), defaults=many)
+    boxing.tell()
+    boxing.step(step(1))
+    path = boxing.box.path
+    boxing.box._give_up()
+    record = made(path, End(signal=9))
+    assert record.defaults == {}
+    assert record.versions
+    assert len(record.steps) == 1
 
 
 def test_nobody_makes_it_while_the_server_could(folder, monkeypatch):

@@ -1,0 +1,146 @@
+"""On a GPU, the flight recorder alone: a crash leaves a dump, and what its CUDA core dump says.
+
+Nobody was armed who checks anything. The CUDA driver is told by the flight recorder itself to write
+a core dump, and its autopsy is in the dump within SECONDS of the crash.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import installed_plugin
+import pytest
+import torch
+from test_engine_replay import run_engine
+
+from g4debug.dumps import reading
+from g4debug.findings import black_box
+from g4debug.findings.record import TrapRecord
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+HERE = Path(__file__).parent
+SECONDS = 30
+ALONE = {"G4DEBUG_TRACE": "flight-recorder", "G4DEBUG_NOT_RUN_ON_THIS_RELEASE": "1"}
+E4B = "workloads.e4b_trtllm_mtp"
+# Workload and fault; what is fatal there lies far behind its pool.
+CASES = {
+    "a page table, in graph replay": (f"{E4B}:ON_A_GPU", "page-oob=1*on@mode=replay"),
+    "a page table, in a prefill": (f"{E4B}:ONE_BACKEND", "page-oob=1*on@mode=extend"),
+    "a list of tokens": (f"{E4B}:TRITON", "token-oob=1*on"),
+}
+
+
+def crashed(folder: Path, workload: str = E4B, **environ: str) -> tuple[TrapRecord, str, float]:
+    """The only dump, the log, and the seconds from the last step to the rewritten dump."""
+    status, log, dumps = run_engine(folder, workload, **{**ALONE, **environ})
+    assert status != 0, log[-3000:]
+    assert len(dumps) == 1, log[-5000:]
+    record = reading.read(dumps[0])
+    took = dumps[0].stat().st_mtime - record.steps[-1].time_ns / 1e9
+    return record, log, took
+
+
+def cores(folder: Path) -> list[Path]:
+    return sorted((folder / "dumps").glob("g4debug-core-*"))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_bad_page_is_named_from_the_core_dump(name: str, tmp_path: Path) -> None:
+    workload, fault = CASES[name]
+    record, log, took = crashed(tmp_path, workload, G4DEBUG_FAULTS=f"seed=3;{fault}")
+    assert f"{fault.partition('=')[0]} #1" in log
+    assert record.finding.kind == "cuda-error"
+    assert record.environment["CUDA_COREDUMP_GENERATION_FLAGS"].endswith("skip_abort")
+    assert took < SECONDS
+    print(name, f"{took:.1f} s", record.autopsy)
+    assert record.autopsy is not None, log[-5000:]
+    assert "illegal address" in record.autopsy.exception.lower()
+    assert record.autopsy.kernel
+    # 640,000,000 tokens and 10,000,000 pages of 64: the same place, in a list and in a table.
+    assert record.autopsy.page >= 9_000_000 or record.autopsy.page < 0
+    assert "the CUDA core dump says: " in log
+    assert cores(tmp_path) == []  # its autopsy is in the dump
+
+
+def test_an_embedding(tmp_path: Path) -> None:
+    """It is an assertion of PyTorch's: no page is accused."""
+    installed_plugin.install(tmp_path / "site", "wrong", "wrong_ids:register")
+    path = installed_plugin.path(tmp_path / "site", HERE)
+    record, log, took = crashed(tmp_path, PYTHONPATH=path, WRONG_AT="4")
+    assert record.finding.kind in ("device-assert", "cuda-error")
+    print(f"{took:.1f} s", record.autopsy)
+    assert record.autopsy is not None, log[-5000:]
+    assert record.autopsy.page == -1
+    assert took < SECONDS
+
+
+@pytest.mark.parametrize("mode", ["keep", "off"])
+def test_the_file_stays_or_is_never_written(mode: str, tmp_path: Path) -> None:
+    _, fault = CASES["a page table, in graph replay"]
+    record, log, _ = crashed(tmp_path, G4DEBUG_FAULTS=f"seed=3;{fault}", G4DEBUG_CORE=mode)
+    assert (record.autopsy is not None) == (mode == "keep"), log[-3000:]
+    found = cores(tmp_path)
+    assert len(found) == (1 if mode == "keep" else 0)
+    for core in found:
+        print(f"{core.stat().st_size:,} bytes")
+        assert core.stat().st_size < 2 << 30
+
+
+def test_sglangs_own_switch_leaves_the_black_box(tmp_path: Path) -> None:
+    """The driver aborts the process behind the core dump, so Python never sees the error."""
+    _, fault = CASES["a page table, in graph replay"]
+    record, log, _ = crashed(
+        tmp_path,
+        G4DEBUG_FAULTS=f"seed=3;{fault}",
+        SGLANG_CUDA_COREDUMP="1",
+        SGLANG_CUDA_COREDUMP_DIR=str(tmp_path / "theirs"),
+    )
+    assert record.finding.kind == "native-crash"
+    assert "SIGABRT" in record.finding.headline
+    assert "a CUDA error leaves no exception, and only the dump of the black box" in log
+    assert record.steps
+    assert record.autopsy is not None, log[-3000:]
+    assert list((tmp_path / "theirs").iterdir())  # it is theirs, so it stays
+
+
+def test_a_scheduler_that_is_killed(tmp_path: Path) -> None:
+    """With a CUDA context, which takes seconds to go."""
+    killer = subprocess.Popen(
+        ["python3", "-c", KILLER, str(tmp_path / "dumps"), str(os.getpid())],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        record, _, _ = crashed(tmp_path)
+    finally:
+        killer.terminate()
+    assert record.finding.kind == "killed"
+    found = re.search(r"by the server's main process \(pid \d+\)", record.finding.got)
+    assert found, record.finding.got
+    assert time.time() - record.steps[-1].time_ns / 1e9 < 300
+    assert [p for p in black_box.paths() if str(tmp_path).encode() in p.read_bytes()[:4096]] == []
+
+
+# Kills the scheduler whose box names this dump folder, three seconds after its first step.
+KILLER = f"""
+import os, struct, sys, time
+folder = sys.argv[1].encode()
+while True:
+    for name in os.listdir("/dev/shm"):
+        if name.startswith({black_box.PREFIX!r}):
+            data = open("/dev/shm/" + name, "rb").read()
+            at = {black_box._STEPS_AT} + {black_box.STEP_BYTES}
+            if folder in data[:4096] and struct.unpack_from("<q", data, at)[0]:
+                time.sleep(3)
+                os.kill(struct.unpack_from("<q", data, 16)[0], {int(signal.SIGKILL)})
+                sys.exit()
+    time.sleep(0.1)
+"""
