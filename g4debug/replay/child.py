@@ -120,7 +120,9 @@ class Replayer:
         models = Toy(order.vocab, order.window, order.context).write()
         module = importlib.import_module("sglang.srt.server_args")
         made = server_arguments(models, order.mtp, **{"log_level": "warning", **order.arguments})
-        args = module.ServerArgs(**made)
+        known = _fields(module.ServerArgs)
+        self.without = sorted(made.keys() - known)  # another release's
+        args = module.ServerArgs(**{name: made[name] for name in made.keys() & known})
         if hasattr(args, "resolve_once"):
             args.resolve_once()
         scheduler = importlib.import_module("sglang.srt.managers.scheduler")
@@ -161,7 +163,7 @@ class Replayer:
 
         mute(scheduler)
         self.scheduler, self.up = scheduler, True
-        self._tell(ready=True)
+        self._tell(ready=True, without=self.without)
         for line in sys.stdin:
             job = json.loads(line)
             self.steps[:] = bytes(8)
@@ -240,6 +242,11 @@ class Replayer:
 
     def _tell(self, **news: Any) -> None:
         self.answers.write(json.dumps(news) + "\n")
+
+
+def _fields(cls: Any) -> set[str]:
+    """The names of the server's arguments."""
+    return {*(getattr(cls, "__struct_fields__", None) or cls.__dataclass_fields__)}
 
 
 class _Nobody:

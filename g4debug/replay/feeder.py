@@ -196,7 +196,7 @@ class Feeder:
         rid = _rid(request)
         self.given[rid] = request
         words: Any = self.tokens.prompt(request)
-        if hasattr(cls, "__struct_fields__"):  # of msgspec, which wants an array
+        if "array" in str(cls.__annotations__["input_ids"]):  # 0.5.12.post1 has a list
             words = array("q", words)
         return _build(
             cls,

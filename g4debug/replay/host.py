@@ -70,6 +70,11 @@ class Host:
         self.page, self.firsts = on.page, on.firsts
         self.drafts = int(on.scheduler.get("speculative_num_draft_tokens") or 1)
         self.jobs = 0
+        self.without: tuple[str, ...] = ()
+
+    def wait(self, progress: Progress) -> None:
+        """Until the scheduler is up. without: the arguments that this release does not have."""
+        self.without = tuple(self._until("ready", progress)["without"])
 
     def run(
         self,
@@ -206,7 +211,7 @@ def started(
     try:
         with os.fdopen(readable) as answers:
             host = Host(process, answers, on, folder, dumps)
-            host._until("ready", progress)
+            host.wait(progress)
             yield host
     finally:
         with contextlib.suppress(ProcessLookupError):
@@ -248,9 +253,40 @@ def python(release: str) -> str:
         found = ROOT / name / "bin" / "python"
         if found.exists() and _has(ROOT / name, release):
             return str(found)
+    if release not in makeable():
+        raise CannotReplay(cannot_make(release))
     raise CannotReplay(
         f"SGLang {release} is not installed here; run: make env SGLANG={release} in the clone"
     )
+
+
+def makeable() -> list[str]:
+    """The releases of SGLang of which this clone can make an environment; none without a clone."""
+    files = (ROOT / "requirements").glob("sglang-*.txt") if (ROOT / "Makefile").exists() else ()
+    return sorted(file.stem.removeprefix("sglang-") for file in files)
+
+
+def made(release: str) -> None:
+    """Make an environment with this SGLang in the clone, if there is none. It takes some minutes.
+
+    Raises CannotReplay.
+    """
+    with contextlib.suppress(CannotReplay):
+        python(release)
+        return
+    if release not in makeable():
+        raise CannotReplay(cannot_make(release))
+    command = ["make", "--no-print-directory", "env", f"SGLANG={release}"]
+    if subprocess.run(command, cwd=ROOT, stdout=sys.stderr, check=False).returncode:
+        raise CannotReplay(f"{' '.join(command)} failed, see above")
+
+
+def cannot_make(release: str) -> str:
+    """Why no environment with this SGLang is there, and none can be made, in words."""
+    why = f"SGLang {release} is not installed here, and "
+    if not makeable():
+        return why + "environments are made in a clone of g4debug only"
+    return why + f"an environment can be made of {', '.join(makeable())} only"
 
 
 def _has(environment: Path, release: str) -> bool:

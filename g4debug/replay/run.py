@@ -86,8 +86,11 @@ def replayed(
         if judged.found is not None and not stopped:
             for name, other in _others(made, fixes or {}, releases):
                 try:
+                    host.made(other.release)
                     with host.started(dump, on, other, armed, folder, told, pages_only) as running:
                         text = _with_it(judged.found, running.run(seconds, told))
+                        if running.without:
+                            text += f" (it has no {', '.join(running.without)})"
                 except CannotReplay as e:
                     text = f"cannot be replayed, because {e}"
                 except KeyboardInterrupt:

@@ -26,7 +26,9 @@ class CannotReplay(Exception):
     """The text says why, after "cannot be replayed, because"."""
 
 
-RELEASES = ("0.5.12.post1", "0.5.15.post1", "0.5.18", "0.5.23")  # on which replays were run
+RELEASES = (  # on which replays were run
+    "0.5.12.post1", "0.5.13.post1", "0.5.14", "0.5.15.post1", "0.5.18", "0.5.23"
+)  # fmt: skip
 # The server's arguments that decide where pages go and are not in ``Tape.scheduler``.
 CARRIED = (
     "decode_attention_backend", "disable_radix_cache", "max_queued_requests",
