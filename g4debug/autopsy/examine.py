@@ -70,7 +70,8 @@ def of_core(core: Core, name: str, record: TrapRecord | None) -> Autopsy:
     known = _with_row(known, row, record, notes)
     found = _as_given(found, known.request, record)
     notes += _sureness(found, place)
-    notes += _others({w.block: row_of(w.block) for w in warps if all(w is not m for m in mine)})
+    blocks = {w.block for w in warps} - {w.block for w in mine}
+    notes += _others({block: row_of(block) for block in blocks})
     base = found.base.buffer if found.base is not None else None
     if base is not None and base.is_kv:
         return _of_page(known, found, base, record, notes)

@@ -38,6 +38,9 @@ def words(address: int, memory: MemoryMap) -> str:
     found = memory.at(address)
     live = [r for r in found if r.what != GIVEN_BACK]
     if live:
+        below = memory.below(address)
+        if live[0].what == SEGMENT and below is not None and live[0].start <= below.start:
+            return f"{outside(below, address)}; still in the same segment of PyTorch's memory"
         first = inside(live[0], address)
         return first if live[0].is_kv else f"not a KV page: in {first}"
     near = memory.below(address)

@@ -38,6 +38,7 @@ def run(args: argparse.Namespace) -> int:
     from g4debug.autopsy.errors import CoreError
     from g4debug.cli.show import read_dump
     from g4debug.dumps import writing
+    from g4debug.findings.record import SCHEMA
     from g4debug.reporters import autopsy, json
 
     if args.write and args.dump is None:
@@ -49,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         except CoreError as e:
             raise CliError(f"{args.core}: {e}") from e
     if args.write and record is not None:
-        whole = dataclasses.replace(record, autopsy=found)
+        whole = dataclasses.replace(record, autopsy=found, schema=SCHEMA)
         writing.write(writing.encode(whole), args.dump.absolute().parent, args.dump.name)
     if args.json:
         json.write(found, sys.stdout)

@@ -220,7 +220,7 @@ def autopsy(a: Autopsy) -> list[Block]:
     blocks: list[Block] = [Entry("AUTOPSY", tuple(lines))]
     if a.history:
         some = a.history[:MAX_ITEMS]
-        blocks.append(Entry("OF IT", tuple(((Span(text),),) for text in some)))
+        blocks.append(Entry("EVENTS", tuple(((Span(text),),) for text in some)))
     if a.notes:
         blocks.append(Entry("HOW SURE", tuple(((Span(text),),) for text in a.notes[:MAX_ITEMS])))
     blocks.append(Entry("CORE", (((Span(a.core),), (Span(made, "dim"),)),)))

@@ -18,7 +18,7 @@ def render(found: Sequence[Found], memory: MemoryMap, console: Console) -> None:
     """Print each address and what it is, and how old the map is."""
     for one in found:
         if one.text:
-            console.print(Text(f"{one.line}: {clean(one.text[:SHOWN])}", "dim"))
+            hang(console, Text(clean(one.text[:SHOWN]), "dim"), Text(f"{one.line}: ", "dim"))
         says = f"{one.says}: " if one.says else ""
         hang(console, Text(f"{says}{clean(one.where)}"), Text(f"{one.address:#x}  ", "bold"))
     if not found:

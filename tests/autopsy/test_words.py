@@ -21,6 +21,7 @@ def kv(start, pages, pool="swa", layer=0, part="K", runner="target"):
 
 
 SWA, FULL = kv(1000 * GB, 373), kv(1001 * GB, 4000, "full", 5)
+LONE = kv(1005 * GB, 100, "full", 9)
 MAP = MemoryMap(
     (
         SWA,
@@ -28,6 +29,8 @@ MAP = MemoryMap(
         MemoryRange(1002 * GB, GB, SEGMENT, "weights"),
         MemoryRange(1002 * GB, GB // 2, "weights", "layers.3", runner="target"),
         MemoryRange(1004 * GB, GB, GIVEN_BACK, "KV"),
+        LONE,
+        MemoryRange(LONE.start, LONE.nbytes + GB // 2, SEGMENT, "KV"),
     ),
     segments=True,
 )
@@ -72,6 +75,10 @@ def test_a_full_page_in_a_full_pool_is_no_missed_translation():
         ),
         (1004 * GB + 1, "not mapped any more: in memory that was given back to CUDA"),
         (1003 * GB + 7, "in no buffer and no segment"),
+        (
+            LONE.end + 32768,
+            "page 101, token 0, where it has pages 0 to 99; still in the same segment",
+        ),
     ],
 )
 def test_an_address_in_words(address, said):

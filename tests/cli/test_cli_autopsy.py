@@ -14,6 +14,7 @@ from sample_trap import sample_record
 from g4debug import cli
 from g4debug.dumps import writing
 from g4debug.dumps.reading import read
+from g4debug.findings.record import SCHEMA
 from g4debug.reporters import html
 
 pytestmark = pytest.mark.once("commands do not import SGLang")
@@ -86,6 +87,7 @@ def test_it_writes_into_the_dump_and_the_reports_print_it(core, dump, capsys):
     after = read(dump)
     assert after.autopsy is not None
     assert dataclasses.replace(after, autopsy=None, table=before.table) == before
+    assert after.schema == SCHEMA
     assert VERDICT in run(capsys, "show", dump)
     assert VERDICT in " ".join(html.render(after).split())
     assert json.loads(run(capsys, "show", dump, "--json"))["autopsy"]["page"] == 33554431

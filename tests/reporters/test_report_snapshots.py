@@ -18,14 +18,18 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
+import real_cores
 from sample_kinds import KINDS
 from sample_trap import FULL, SWA, sample_record, sample_steps, sample_table
 
+from g4debug.autopsy import examine, logs
+from g4debug.autopsy.core import Core
 from g4debug.cli import make_console
 from g4debug.dumps import heads
 from g4debug.dumps.heads import Head, quoted
 from g4debug.dumps.incidents import Dump, group
-from g4debug.reporters import _evidence, json, listing, terminal
+from g4debug.findings.record import PageEvent
+from g4debug.reporters import _evidence, autopsy, json, listing, terminal, where
 from g4debug.reporters._evidence import table_view
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
@@ -206,6 +210,31 @@ def test_listing_of_each_kind() -> None:
         checks.append(got)
         assert finding.check in got.splitlines()[0]
     compare("listing-kinds-80.txt", "".join(checks))
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_autopsy(width: int) -> None:
+    name = "decode-larger-pool"
+    event = PageEvent(6, "alloc", "full", (384,), 1, "request-5", "schedule_batch.py:27 alloc")
+    record = real_cores.record(name, allocator=(event,))
+    core = Core(memoryview(real_cores.core(name)))
+    found = examine.of_core(core, "core.nvcudmp", record)
+    got = text(lambda c: autopsy.render(found, c), width)
+    fits(got, width)
+    compare(f"autopsy-{width}.txt", got)
+
+
+def test_where() -> None:
+    memory = real_cores.memory("decode-larger-pool")
+    kv = next(r for r in memory.kv if (r.pool, r.layer, r.part) == ("swa", 2, "K"))
+    log = [
+        "NVRM: Xid (PCI:0000:01:00): 31, pid=7, MMU Fault: ENGINE GRAPHICS faulted @ "
+        f"0x{kv.end >> 32:x}_{kv.end & 0xFFFFFFFF:08x}. Fault is of type FAULT_PDE",
+        f"copy to 0x{kv.start + 5 * kv.page_bytes:x}",
+    ]
+    got = text(lambda c: where.render(list(logs.addresses(log, memory)), memory, c), 80)
+    fits(got, 80)
+    compare("where-80.txt", got)
 
 
 def test_listing_json() -> None:

@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
+from g4debug.findings.memory_map import MemoryMap, MemoryRange
 from g4debug.findings.record import (
+    Autopsy,
     DeviceAssert,
     Finding,
     Location,
@@ -133,6 +135,35 @@ def tapes(draw: st.DrawFn) -> Tape:
     )
 
 
+memories = st.builds(
+    MemoryMap,
+    ranges=st.lists(
+        st.builds(
+            MemoryRange,
+            start=st.integers(),
+            nbytes=st.integers(),
+            what=TEXT,
+            name=TEXT,
+            layer=st.integers(),
+            page_bytes=st.integers(),
+            page_size=st.integers(),
+        ),
+        max_size=3,
+    ).map(tuple),
+    step=st.integers(),
+    segments=st.booleans(),
+)
+autopsies = st.builds(
+    Autopsy,
+    core=TEXT,
+    verdict=TEXT,
+    kernel=TEXT,
+    grid=st.lists(st.integers(), max_size=4).map(tuple),
+    block=st.lists(st.integers(), max_size=4).map(tuple),
+    address=st.integers(),
+    history=st.lists(TEXT, max_size=3).map(tuple),
+    notes=st.lists(TEXT, max_size=3).map(tuple),
+)
 records = st.builds(
     TrapRecord,
     finding=findings,
@@ -150,6 +181,8 @@ records = st.builds(
     asserts=st.lists(asserts, max_size=2).map(tuple),
     lookups=st.lists(lookups, max_size=2).map(tuple),
     tape=st.none() | tapes(),
+    memory=st.none() | memories,
+    autopsy=st.none() | autopsies,
 )
 
 
