@@ -15,6 +15,7 @@ from typing import Any
 
 import published
 import pytest
+import real_cores
 from sample_trap import sample_record
 
 from g4debug import cli
@@ -48,10 +49,15 @@ CALLS = {
     "replay-json": ("replay", "DIR/a.pt", "--json"),
     "pools": ("pools", "DIR/config.json", "--memory", "40GiB"),
     "pools-json": ("pools", "DIR/config.json", "--memory", "40GiB", "--json"),
+    "autopsy": ("autopsy", "DIR/core"),
+    "autopsy-json": ("autopsy", "DIR/core", "DIR/mapped.pt", "--json"),
+    "where": ("where", "0x7f0000000000", "DIR/mapped.pt"),
+    "where-json": ("where", "0x7f0000000000", "DIR/mapped.pt", "--json"),
     "cpu-server-help": ("cpu-server", "--help"),
 }
 LONG = ("doctor",)  # it loads SGLang
 SOME = ("help", "show-json", "show-help", "report-file", "diff", "list", "faults", "pools")
+CORE = "xqa-ten-million"
 QUICK = [pytest.param(n, marks=pytest.mark.engine) if n in LONG else n for n in CALLS]
 
 
@@ -68,6 +74,8 @@ def folder() -> Iterator[Path]:
         here.chmod(0o777)
         for dump in ("a.pt", "b.pt"):
             writing.write(writing.encode(sample_record()), here, dump)
+        writing.write(writing.encode(real_cores.record(CORE)), here, "mapped.pt")
+        (here / "core").write_bytes(real_cores.core(CORE))
         published.folder(here, published.DENSE_31B)
         for file in here.iterdir():
             file.chmod(0o644)

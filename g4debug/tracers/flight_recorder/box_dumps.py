@@ -32,7 +32,8 @@ MAX_MB = 16
 # What a signal says of the process, beyond its name.
 MEANS = {
     signal.SIGKILL: "It comes from outside of the process: from the kernel, which was out of "
-    "memory, from a container's runtime, or from whoever typed kill -9.",
+    "memory, from a container's runtime, from whoever typed kill -9, or because the process that "
+    "had started the scheduler died.",
     signal.SIGABRT: "A library called abort(): NCCL's watchdog does so, a failed assertion in C++, "
     "and the CUDA driver behind a core dump if it has no skip_abort. Its words are in the log.",
     signal.SIGALRM: "It had got SIGTERM, and no Python could run for half a minute: its main "

@@ -76,7 +76,7 @@ class FlightRecorder:
         context.after("scheduler.init", self.after_scheduler_init)
         context.before("scheduler.recv_requests", progress.came_round)
         context.before("runner.init", self.seen.runner)
-        MemoryWatch(context, self.seen).install()
+        MemoryWatch(context, self.seen, self.boxing.tell).install()
         context.before("scheduler.run_batch", progress.step_begins)
         context.before("scheduler.run_batch", self.seen.batch)
         context.after("scheduler.run_batch", progress.step_ends)

@@ -1,9 +1,9 @@
 """An SGLang plugin of the engine test: a scheduler ends itself at a place of the test's choice.
 
-KILL_BY is the number of a signal, or ``exit`` for ``os._exit(3)``. KILL_AT is ``start`` (while the
-model is loaded), ``forward`` (in a step), ``write`` (in the middle of a record of the black box),
-``idle``, ``server`` (in a step, the server's first process instead) or ``never``. KILL_STEP is the
-step, KILL_RANK the rank or ``both``.
+KILL_BY is the number of a signal, ``exit`` for ``os._exit(3)``, or ``memory`` to take all there is.
+KILL_AT is ``start`` (while the model is loaded), ``forward`` (in a step), ``write`` (in the middle
+of a record of the black box), ``idle``, ``server`` (in a step, the server's first process instead)
+or ``never``. KILL_STEP is the step, KILL_RANK the rank or ``both``.
 """
 
 import os
@@ -17,6 +17,10 @@ def end() -> None:
     print(f"THE SCHEDULER {os.getpid()} ENDS AT {time.time_ns()}", flush=True)
     if how == "exit":
         os._exit(3)
+    if how == "memory":
+        kept = []
+        while True:
+            kept.append(b"x" * (64 << 20))
     os.kill(os.getpid(), int(how))
     signal.pause()
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import installed_plugin
 import pytest
-from real_engine import ENGINE, Run, boxes, drive, dumps_in, side_by_side
+from real_engine import ENGINE, Run, boxes, drive, dumps_in, side_by_side, started
 
 from g4debug.findings import black_box
 
@@ -22,17 +24,21 @@ KILL, SEGV, ABRT = (str(int(n)) for n in (signal.SIGKILL, signal.SIGSEGV, signal
 ALL = {"SGLANG_TRTLLM_MHA_DEBUG": "1", "G4DEBUG_NOT_RUN_ON_THIS_RELEASE": "1"}
 
 
-def killed(
-    folder: Path, at: str, by: str, *arguments: str, cold: bool = False, **environ: str
-) -> Run:
+def plugin(folder: Path, at: str, by: str) -> dict[str, str]:
+    """The environment in which a scheduler ends itself."""
     installed_plugin.install(folder / "site", "killing", "killing:register")
-    environ = {
+    return {
         "PYTHONPATH": installed_plugin.path(folder / "site", HERE),
         "KILL_AT": at,
         "KILL_BY": by,
         "G4DEBUG_TRACE": "flight-recorder",
-        **environ,
     }
+
+
+def killed(
+    folder: Path, at: str, by: str, *arguments: str, cold: bool = False, **environ: str
+) -> Run:
+    environ = {**plugin(folder, at, by), **environ}
     arguments = arguments or ("mtp", "1", "1")
     return drive(
         folder, str(HERE / "drive_killed.py"), *arguments, cold=cold, keep_boxes=True, **environ
@@ -155,6 +161,37 @@ def test_who_is_asked_to_end_or_ends_well_leaves_nothing(runs, name):
     assert found[name].dumps == []
     assert boxes(folder / name) == []
     assert "black box" not in found[name].log
+
+
+@pytest.fixture
+def cgroup():
+    """A cgroup of this process's with 3 GB of memory: version 1, and only where we may make it."""
+    lines = Path("/proc/self/cgroup").read_text().splitlines()
+    inside = [line.split(":", 2)[2] for line in lines if "memory" in line.split(":")[1].split(",")]
+    folder = Path(f"/sys/fs/cgroup/memory{inside[0] if inside else ''}/g4debug-test-{os.getpid()}")
+    try:
+        folder.mkdir()
+        (folder / "memory.limit_in_bytes").write_text("3000000000")
+    except OSError as e:
+        pytest.skip(f"no cgroup can be made here: {e}")
+    yield folder
+    end = time.monotonic() + 30
+    while (folder / "cgroup.procs").read_text() and time.monotonic() < end:
+        time.sleep(0.1)
+    folder.rmdir()
+
+
+@pytest.mark.long("an engine in a cgroup of its own")
+def test_the_oom_killer_is_told_apart(tmp_path, cgroup):
+    """The scheduler takes all of the cgroup's memory, and the kernel kills it."""
+    how = plugin(tmp_path, "forward", "memory")
+    command = (str(HERE / "drive_killed.py"), "mtp", "1", "1")
+    with started(tmp_path, *command, cold=True, **how) as (process, log):
+        (cgroup / "cgroup.procs").write_text(str(process.pid))
+        process.wait(300)
+    (record,) = dumps_in(tmp_path)
+    assert record.finding.kind == "oom-killed", log.read_text()[-3000:]
+    assert "has killed 1 process of its cgroup" in record.finding.cause
 
 
 @pytest.mark.long("an engine of two ranks")
