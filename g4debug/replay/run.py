@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -219,11 +220,19 @@ def _script(
         except script.NoScript as e:
             reason = reason or str(e)
             continue
-        best = found if found.tells else best or found
+        if found.tells or best is None:
+            best, smallest = found, (workload, shown)
         if found.tells:
             break
     if best is None:
         return Scripted("", reason)
+    if not best.tells:
+        workload, shown = smallest
+        assert shown.record is not None
+        with contextlib.suppress(script.NoScript):
+            best = script.made(
+                shown.record, made, search.recording, workload, shown.reached, folder, looks=True
+            )
     target.write_text(best.text)
     return Scripted(str(target), best.shows)
 

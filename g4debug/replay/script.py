@@ -48,7 +48,7 @@ CHECKS = {
 }
 OWN = ("SGLANG_ENABLE_DETERMINISTIC_INFERENCE",)  # SGLang sets it by an argument
 RUNS = 2  # with the tracers, if an exact round became an event
-DIFFERS = "ANOTHER ANSWER"  # begins a line of the script's output
+DIFFERS, PAGES = "ANOTHER ANSWER", "WRONG PAGES: "  # begin lines of the script's output
 WIDTH = 96
 FIXED = {"disable_cuda_graph": True, "skip_server_warmup": True}
 
@@ -74,12 +74,14 @@ def made(
     workload: Workload,
     reached: Sequence[Mapping[int, int]],
     folder: Path,
+    looks: bool = False,
 ) -> Script:
     """The script for a workload with which this record's finding comes. Raises NoScript.
 
     It runs once beside the tracers, which must find the same. Then it runs without anything of
     g4debug's but the CPU engine, for what SGLang itself says: as it is, and if that is nothing,
-    with SGLang's own checks.
+    with SGLang's own checks. looks: only a script that looks at SGLang's free lists and rows by
+    itself, in each step.
     """
     if "G4DEBUG_FAULTS" in setting.environ:
         raise NoScript("the bug is a fault that g4debug injected, and plain SGLang has none")
@@ -95,8 +97,15 @@ def made(
     def write(shows: str, compares: bool, checks: bool = False) -> str:
         more = CHECKS if checks else {}
         made = dataclasses.replace(setting, environ={**setting.environ, **more})
-        return text(finding, made, events, words, shows, compares)
+        return text(finding, made, events, words, shows, compares, looks)
 
+    if looks:
+        log = _run(write("", False), setting, (), folder).log
+        found = [x.removeprefix(PAGES) for x in log.splitlines() if x.startswith(PAGES)]
+        if not found:
+            raise NoScript("neither a free list nor a row is wrong before a step")
+        shows = f"what is wrong with SGLang's pages before a step: {found[0]}"
+        return Script(write(shows, compares=False), shows)
     for _ in range(RUNS if guessed else 1):
         run = _run(write("", False), setting, (finding.check,), folder)
         same = verdict.first_alike(finding, host.dumps_in(run.dumps))
@@ -160,8 +169,10 @@ def text(
     tokens: Tokens,
     shows: str,
     compares: bool,
+    looks: bool = False,
 ) -> str:
-    """The script. shows: what it showed when it ran. compares: whether answers are compared."""
+    """The script. shows: what it showed when it ran. compares: whether answers are compared. looks:
+    whether it looks at free lists and rows."""
     pages, prompts = _pages([e for e, _ in events if isinstance(e, Request)], tokens)
     mine = {
         k: v for k, v in setting.environ.items() if not k.startswith("G4DEBUG_") and k not in OWN
@@ -179,6 +190,7 @@ def text(
         lines=list(_lines(events)),
         aborts=any(isinstance(e, Abort) for e, _ in events),
         compares=compares,
+        looks=looks,
     )
 
 

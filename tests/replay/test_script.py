@@ -6,8 +6,10 @@ import ast
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 from test_shrink import ENDED, PAGE, TOGETHER, recording
 
 from g4debug.findings.record import Finding, Location
@@ -73,7 +75,59 @@ def test_a_request_that_stays_out_of_the_prefix_cache_does_so_in_a_script() -> N
     events, _ = script.in_words_of_the_api(Workload((0,)).events(made), ())
     tokens = Tokens(made, 512 - FIRST_WORD)
     source = script.text(FINDING, setting(), events, tokens, "it hangs", False)
+    assert "class Engine" not in source
     assert 'run.ask(1, 50, bootstrap_host="2.2.2.2")' in source
+
+
+def looking() -> str:
+    made = recording()
+    events, _ = script.in_words_of_the_api(Workload((0,)).events(made), ())
+    tokens = Tokens(made, 512 - FIRST_WORD)
+    return script.text(FINDING, setting(), events, tokens, "it", False, looks=True)
+
+
+def test_a_script_that_looks_tells_pages_that_are_free_twice_or_free_and_read() -> None:
+    source = looking()
+    assert "engine = Engine(**ARGUMENTS" in source
+    found: dict[str, Any] = {}
+    exec(source[source.index("def wrong") : source.index("def watched_scheduler")], found)
+
+    def pool(*pages: int, later: torch.Tensor | None = None) -> SimpleNamespace:
+        return SimpleNamespace(free_pages=torch.tensor(pages), release_pages=later)
+
+    def told(full: SimpleNamespace, swa: SimpleNamespace, finished: bool = False) -> list[str]:
+        rows = torch.tensor([[64, 65, 192, 193]])
+        scheduler = SimpleNamespace(
+            page_size=64,
+            token_to_kv_pool_allocator=SimpleNamespace(
+                full_attn_allocator=full, swa_attn_allocator=swa
+            ),
+            req_to_token_pool=SimpleNamespace(req_to_token=rows),
+        )
+        req = SimpleNamespace(rid="7", req_pool_idx=0, finished=lambda: finished)
+        batch = SimpleNamespace(reqs=[req], seq_lens=torch.tensor([3]))
+        return list(found["wrong"](scheduler, batch))
+
+    assert told(pool(2, 4), pool(1, 3)) == []
+    assert told(pool(2, 3), pool(1)) == ["full page 3 is free, and request 7 reads it"]
+    assert told(pool(2, 3), pool(1), finished=True) == []
+    assert told(pool(2), pool(1, 5, later=torch.tensor([5]))) == ["swa page 5 is free twice"]
+
+
+def test_what_a_script_sees_in_pages_is_its_last_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, said = recording(), "WRONG PAGES: full page 2 is free twice\n"
+    monkeypatch.setattr(script, "_run", lambda *_: script.Run(said, 0, tmp_path))
+    record = SimpleNamespace(finding=FINDING)
+    workload = Workload((0,), after={0: ENDED})
+    arguments: Any = (record, setting(), made, workload, (), tmp_path)
+    found = script.made(*arguments, looks=True)
+    assert found.tells
+    assert found.shows.endswith("before a step: full page 2 is free twice")
+    said = "completed"
+    with pytest.raises(script.NoScript, match="neither a free list nor a row"):
+        script.made(*arguments, looks=True)
 
 
 def test_prompts_are_those_of_the_replay() -> None:
