@@ -4,7 +4,8 @@
 arguments of the engine. Strangers, conversations, shared prefixes, aborts and stops. If ``tape`` is
 in the order, it asks the scheduler for its tape at the end, and writes it there. ``flush``: the
 cache is flushed, and so many requests follow. ``long``: so many long answers. ``waiting``: so
-many requests wait for each other, of which 0.5.12.post1 dies. ``locked``: a bug of
+many requests wait for each other, of which 0.5.12.post1 dies. ``grammar``: so many
+requests have one, before that flush. ``locked``: a bug of
 0.5.12.post1 shows itself. So locked-prefix-0.5.12.post1.pt was made, with G4DEBUG_FIXES=none, seed
 7, 25 requests, 3 together, no mtp, and in the engine max_total_tokens 6144, swa_full_tokens_ratio
 0.3, max_running_requests 4, chunked_prefill_size 512, disable_overlap_schedule.
@@ -120,6 +121,10 @@ def main() -> None:
         engine.loop.run_until_complete(traffic.waiting(order["waiting"]))
     if order.get("locked"):
         engine.loop.run_until_complete(traffic.locked())
+    for _ in range(order.get("grammar", 0)):
+        asked = traffic.ask(traffic.tokens(90), 4, regex="[a-z]+")
+        with contextlib.suppress(Exception):  # the toy may have no word for it
+            engine.loop.run_until_complete(asked)
     if order.get("flush"):
         engine.flush_cache()
         engine.loop.run_until_complete(traffic.run(order["flush"], order["together"]))

@@ -38,13 +38,14 @@ def recorded(
     requests: int,
     engine: dict[str, Any] | None = None,
     together: int = 5,
+    more: dict[str, int] | None = None,
     **environ: str,
 ) -> TrapRecord:
     """The dump that is left: of a finding, or of a healthy server that was asked for its tape."""
     target = folder / "tape.pt"
     order = {
         "seed": 2, "requests": requests, "together": together, "mtp": mtp,
-        "engine": {**ENGINE_ARGUMENTS, **(engine or {})}, "tape": str(target),
+        "engine": {**ENGINE_ARGUMENTS, **(engine or {})}, "tape": str(target), **(more or {}),
     }  # fmt: skip
     # SGLang reads some variables when it is imported, which a warm process has done.
     cold = not DECISIVE.isdisjoint(environ)
@@ -272,3 +273,17 @@ def test_variables_by_which_the_host_decides_are_those_of_the_server(
     result = replay(tmp_path, record, capsys, "--pages-only")
     assert result["code"] == 0, result
     assert result["equal"] == result["steps"] == record.tape.steps > 80
+
+
+def test_a_server_that_had_a_grammar_is_replayed_from_where_its_tape_begins_anew(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = recorded(tmp_path, False, 5, more={"grammar": 1, "flush": 20})
+    assert record.tape is not None
+    assert (record.tape.limits, record.tape.begins) == ((), "flush")
+    log = (tmp_path / "log").read_text()
+    assert "the tape is limited" in log
+    assert "the tape is not limited any more" in log
+    result = replay(tmp_path, record, capsys, "--pages-only")
+    assert result["code"] == 0, result
+    assert result["equal"] == result["steps"] == record.tape.steps > 20
