@@ -5,7 +5,7 @@
 It needs no SGLang and no GPU; the requests are stand-ins. *Before* is what the flight recorder did
 for a step without the box, *now* is the same with the box, and with the note of what was checked
 once in a second. The goal: the box adds at most what a record costs without it. An event of an
-allocator is measured in the same way, against the record that the ledger keeps of it.
+allocator is measured in the same way, as the ledger enters it.
 """
 
 from __future__ import annotations
@@ -13,15 +13,17 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
+import numpy as np
 import torch
 
 from g4debug.findings.record import PageEvent
+from g4debug.ledger.books import PoolLedger
+from g4debug.ledger.ledger import Ledger
 from g4debug.settings import Settings
 from g4debug.tracers.base import Context
 from g4debug.tracers.flight_recorder.boxing import Boxing
@@ -108,15 +110,15 @@ def main() -> None:
                     boxing.returned(None)
 
                 compared(f"a step of {rows} requests", rounds, record, boxed)
-            kept: deque[PageEvent] = deque(maxlen=16_384)
-            caller = "schedule_batch.py:2013 alloc_for_decode"
+            ledger, pool = Ledger(recorder), PoolLedger("full", pages=4096, page_size=64)
+            pages, words = np.array([7, 8, 9]), {"request": "r" * 32}
+            words["caller"] = "schedule_batch.py:2013 alloc_for_decode"
 
-            def event() -> PageEvent:
-                made = PageEvent(7, "decode", "full", (1, 2, 3), 3, "r" * 32, caller)
-                kept.append(made)
-                return made
+            def event(also: Callable[[PageEvent], None] | None) -> None:
+                ledger.log.also = also
+                ledger.enter(pool, "extend", pages, holds=True, **words)
 
-            compared("an event", rounds, event, lambda: boxing.event(event()))
+            compared("an event", rounds, lambda: event(None), lambda: event(boxing.event))
         finally:
             boxing.remove()
 

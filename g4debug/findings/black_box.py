@@ -182,16 +182,15 @@ class BlackBox:
         """Write an event of an allocator."""
         self._events += 1
         box, place = self._map, _EVENTS_AT + self._events % EVENTS * EVENT_BYTES
-        pages = event.pages[:8]
+        pages, shown = event.pages, min(len(event.pages), 8)
         _NUMBER.pack_into(box, place, 0)
         _EVENT.pack_into(
             box,
             place + 8,
             event.step,
             event.count,
-            *pages,
-            *_NO_PAGES[len(pages) :],
-            len(pages),
+            *(pages + _NO_PAGES)[:8],
+            shown,
             event.stopped,
             self._name(event.kind),
             self._name(event.pool),

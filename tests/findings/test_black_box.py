@@ -201,6 +201,11 @@ def only(folder: Path) -> Path:
     return path
 
 
+def is_dead(path: Path) -> bool:
+    with black_box.opened(path) as found:
+        return found.dead
+
+
 def test_a_box_of_a_living_process_is_left_alone(tmp_path):
     child = killed(tmp_path, kill=False)
     try:
@@ -227,6 +232,9 @@ def test_a_child_that_lives_on_does_not_keep_the_box_alive(tmp_path):
     try:
         process.kill()
         process.wait()
+        end = time.monotonic() + 30
+        while not is_dead(only(tmp_path)) and time.monotonic() < end:
+            time.sleep(0.05)  # the child may not have come to give up the lock
         with black_box.opened(only(tmp_path)) as found:
             assert found.dead
             assert [s["step"] for s in found.read().steps] == [1]
