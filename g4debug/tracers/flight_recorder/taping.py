@@ -147,6 +147,7 @@ class Taping:
         self.page = 1
         self.on = self.speculates = self.flushed = False
         self.steps = self.requests = self.checksum = 0
+        self._asked = 0  # the requests before this round
         self._round = 0  # of the last event that has one
         self._rows: list[Any] = []
         self._modes: dict[Any, int] = {}
@@ -265,6 +266,7 @@ class Taping:
                 self._start(Why.FLUSH)
         self.rounds.begin(bool(messages))
         if messages and self.on:
+            self._asked = self.requests
             for message in messages:
                 for one in getattr(message, "batch", None) or (message,):
                     self._message(one)
@@ -345,8 +347,10 @@ class Taping:
                 now += bytes((Code.ABORT,)) + tape.number(self._since()) + tape.number(whose + 1)
         elif kind == "FlushCacheReqInput":
             now += bytes((Code.FLUSH,)) + tape.number(self._since())
-            self.flushed = True
-            if getattr(message, "timeout_s", None) and not self.scheduler.is_fully_idle():
+            idle = self.scheduler.is_fully_idle()
+            # SGLang refuses where a request runs, and one that came before it in this round does.
+            self.flushed = idle and self.requests == self._asked
+            if getattr(message, "timeout_s", None) and not idle:
                 self.limit("a flush that waits until the server is idle")
         elif not kind.startswith(HARMLESS):
             self.limit(f"the message {kind}", lasts=not kind.startswith(PASSING))

@@ -340,6 +340,24 @@ def test_a_limit_lasts_as_long_as_its_request_runs() -> None:
     assert server.taping.tape().limits == ("LoRA adapters",)
 
 
+@pytest.mark.parametrize("running", [True, False], ids=["one runs", "one comes before it"])
+def test_a_flush_that_is_refused_is_no_new_beginning(running: bool) -> None:
+    """Without a prefix cache all pages are free a moment later, but their order is as it was."""
+    server = Server()
+    request, flush = asked("a", [1] * 40), FlushCacheReqInput(timeout_s=None)
+    if running:
+        server.round(request)
+        server.idle = False
+        server.round(flush)
+    else:
+        server.round(request, flush)
+    server.step(EXTEND, SimpleNamespace(rid="a"))
+    server.taping.released(ended("a", [2]))
+    server.idle = True
+    server.round()
+    assert server.taping.tape().chunks == (0,)
+
+
 def test_a_session_that_is_open_keeps_its_limit() -> None:
     """It may hold pages while the server has no request."""
     server = Server()
