@@ -163,6 +163,24 @@ def test_who_is_asked_to_end_or_ends_well_leaves_nothing(runs, name):
     assert "black box" not in found[name].log
 
 
+@pytest.mark.long("an engine for each signal and place")
+@pytest.mark.parametrize(
+    ("at", "overlap"),
+    [("start", "1"), ("forward", "1"), ("forward", "0"), ("idle", "1"), ("write", "1")],
+)
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT])
+def test_each_signal_at_each_place(tmp_path, number, at, overlap):
+    wait = ("wait",) if at == "idle" else ()
+    run = killed(tmp_path, at, str(int(number)), "plain", "1", overlap, *wait)
+    (record,) = run.dumps
+    assert record.finding.kind == ("killed" if number is signal.SIGKILL else "native-crash")
+    assert record.finding.got.startswith(f"signal {int(number)} ({number.name})")
+    steps = [s.step for s in record.steps]
+    assert steps == list(range(1, len(steps) + 1))
+    assert bool(steps) == (at != "start")
+    assert boxes(tmp_path) == []
+
+
 @pytest.fixture
 def cgroup():
     """A cgroup of this process's with 3 GB of memory: version 1, and only where we may make it."""
