@@ -234,7 +234,13 @@ class Ring:
         self.now = bytearray()
 
     def start(self, why: Why, step: int, rest: bytes) -> None:
-        """Begin a chunk. rest: what follows the step in its ``START``."""
+        """Begin a chunk. rest: what follows the step in its ``START``.
+
+        At a flush the chunks before it are dropped if the first of them begins in a server whose
+        pages are not known: no step of it could be compared.
+        """
+        if why == Why.FLUSH and self._chunks and self._chunks[0][1] > Why.FLUSH:
+            self._chunks.clear()
         self.now = bytearray(bytes((Code.START, why)) + rest)
         self._chunks.append((self.now, why, step))
 

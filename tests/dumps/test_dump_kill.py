@@ -141,7 +141,10 @@ def test_a_real_scheduler_is_killed_while_it_writes(tmp_path, step, left):
         os.kill(int(stopped.read_text()), signal.SIGKILL)
         assert run.process.wait(LIMIT) != 0
     assert "RESULT" not in run.text
-    (name,) = os.listdir(tmp_path / "dumps")
+    names = os.listdir(tmp_path / "dumps")
+    (name,) = (n for n in names if "flight-recorder" not in n)
+    (killed,) = set(names) - {name}  # made of the black box, by the server's main process
+    assert reading.read(tmp_path / "dumps" / killed).finding.kind == "killed"
     assert Path(name).suffix == left
     assert name.startswith("g4debug-" if left == ".pt" else ".g4debug-")
     assert reading.read(tmp_path / "dumps" / name).finding.check == "page-table"

@@ -19,6 +19,7 @@ import json
 import random
 import subprocess
 import sys
+import time
 from typing import Any
 
 WORDS = (4, 512)
@@ -126,6 +127,7 @@ def main() -> None:
         with contextlib.suppress(Exception):  # the toy may have no word for it
             engine.loop.run_until_complete(asked)
     if order.get("flush"):
+        time.sleep(1)  # a flush that comes a moment too early waits, and a tape cannot carry that
         engine.flush_cache()
         engine.loop.run_until_complete(traffic.run(order["flush"], order["together"]))
     if order.get("tape"):

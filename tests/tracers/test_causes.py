@@ -12,12 +12,14 @@ that are served (``it``).
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -31,17 +33,21 @@ from writing import ARMED, Writing, put, scheduled, swa_loc
 
 from g4debug import plugin
 from g4debug.dumps import reading
+from g4debug.findings import process_end
+from g4debug.findings.black_box import Content, Owner
 from g4debug.findings.kinds import KINDS
 from g4debug.findings.launch_memory import ALIVE, STOPPED, Seat, Stop
+from g4debug.findings.process_end import End
 from g4debug.findings.record import Lookup, PageEvent
 from g4debug.findings.steps import Recorder
 from g4debug.ledger.books import PoolLedger
 from g4debug.ledger.cache_tree import Sizes
 from g4debug.ledger.ledger import Ledger
 from g4debug.sanitizer import trap_buffer
-from g4debug.tracers.flight_recorder import lookups
+from g4debug.tracers.flight_recorder import box_dumps, lookups
 from g4debug.tracers.flight_recorder import report as flight_report
 from g4debug.tracers.flight_recorder.assert_evidence import Asserted
+from g4debug.tracers.flight_recorder.box_dumps import Maker
 from g4debug.tracers.kv_allocator import causes as allocator_causes
 from g4debug.tracers.kv_allocator import check as allocator_check
 from g4debug.tracers.kv_integrity import causes as kv_causes
@@ -1192,11 +1198,24 @@ def asserts(arm: Any, rows: int) -> Any:
     return died("CUDA error: device-side assert triggered", asserted=said)(arm)
 
 
+@later
+def killed(arm: Any, here: int = 0, host: int = 0, **end: int) -> Any:
+    """The black box of a process that ended so, while the OOM killer has killed so many."""
+    owner = Owner(4711, 4700, 1, 10**18, "node", "launch", "/dumps")
+    about = json.dumps({"location": {}, "oom_kills": {"/cgroup": 0, "host": 0}}).encode()
+    content = Content(owner, 0, "", {"about": about}, [], [], 0)
+    now = {"/cgroup": here, "host": here + host}
+    with mock.patch.object(process_end, "oom_kills", return_value=now):
+        return box_dumps.record_of(content, Maker("list", End(**end))).finding
+
+
 at_end = partial(Cause, "flight-recorder")
 BEFORE = "this finding did not stop the server"
 NOBODY = "not known: no tracer reported anything before"
 EARLIER = "g4debug: page-table: page 99"
 ILLEGAL = "CUDA error: an illegal memory access"
+OUTSIDE = "It comes from outside of the process"
+OOM = "OOM killer has killed"
 # fmt: off
 ENDS = (
     at_end("cuda-error", BEFORE, died(ILLEGAL, EARLIER)),
@@ -1209,6 +1228,14 @@ ENDS = (
     at_end("asked", "nothing is wrong, as far as the tracers tell", asked()),
     at_end("other-rank", "its dump: /dumps/a.pt", other_rank("/dumps/a.pt")),
     at_end("other-rank", "it has left no dump", other_rank("")),
+    at_end("killed", OUTSIDE, killed(signal=9), never=(OOM,)),
+    at_end("killed", f"{OOM} 2 processes of this host", killed(signal=9, host=2), also=(OUTSIDE,)),
+    at_end("oom-killed", f"{OOM} 1 process of its cgroup", killed(signal=9, here=1)),
+    at_end("oom-killed", f"{OOM} 2 processes of its cgroup", killed(signal=9, here=2)),
+    at_end("native-crash", "A library called abort()", killed(signal=6)),
+    at_end("native-crash", "Code outside of Python failed", killed(signal=11)),
+    at_end("gone", "It called exit() outside of the event loop", killed(code=3)),
+    at_end("gone", "nobody was left to see it", killed()),
     at_end("device-assert", "only the draft's table (a.py) has indices that do not",
         asserts(rows=256)),
     at_end("device-assert", "no index is known that does not fit its table", asserts(rows=512)),
