@@ -23,7 +23,7 @@ from typing import Any
 
 from g4debug.dumps.errors import DumpError
 from g4debug.findings import black_box, launch_memory, process_end
-from g4debug.findings.black_box import BoxError
+from g4debug.findings.black_box import BoxError, Owner
 from g4debug.findings.launch_memory import Stop
 from g4debug.hooking import roles
 from g4debug.tracers.base import Context
@@ -43,6 +43,7 @@ class SchedulerWatch:
         self.context, self.part = context, part
         self.others = context.trap.others
         self.lock = threading.Lock()  # held while dumps are made
+        self.settling = False  # the main thread has it, or waits for it
         self.pid = -1  # of the process in which it runs
         self._seen: set[int] = set()  # schedulers that are waited for, or have ended
 
@@ -94,11 +95,19 @@ class SchedulerWatch:
             if not busy or launch_memory.is_alive(pid):
                 break
             time.sleep(0.05)  # somebody else looks at it
+        else:
+            logger.error(
+                "g4debug: scheduler %d is gone (%s); another process holds its black box %s: "
+                "g4debug list makes the dump once that one has ended",
+                pid,
+                end.words,
+                busy[0],
+            )
 
     def _made(self, path: Path, pid: int, maker: Maker) -> bool:
         """False if this is the scheduler's box, and another process has it."""
         with black_box.opened(path) as box:
-            if box is None or (box.owner.pid, box.owner.server) != (pid, self.pid):
+            if box is None or box.owner.pid != pid or not _is_of(box.owner, self.pid):
                 return True
             if not box.dead:
                 return False
@@ -136,15 +145,33 @@ class SchedulerWatch:
             self._settle()
         for path in black_box.paths():
             with black_box.opened(path) as box:
-                if box is not None and not box.dead and target in (box.owner.server, box.owner.pid):
+                if box is None or box.dead or target not in (box.owner.server, box.owner.pid):
+                    continue
+                if _is_of(box.owner, box.owner.server):
                     box.remove()
 
     def _settle(self) -> None:
         """Make the dumps of all schedulers of this launch that have ended by now."""
-        if self.pid != os.getpid() or not self.lock.acquire(timeout=PATIENCE):
-            return  # of a fork, or of a thread that is stuck: the server must end
+        main = threading.current_thread() is threading.main_thread()
+        if self.pid != os.getpid() or (main and self.settling):
+            return  # of a fork, or a signal handler in the middle of this: it would wait for itself
+        self.settling = self.settling or main
         try:
-            for pid in self.others.schedulers():
-                self._make(pid)
+            if not self.lock.acquire(timeout=PATIENCE):
+                return  # of a thread that is stuck: the server must end
+            try:
+                for pid in self.others.schedulers():
+                    self._make(pid)
+            finally:
+                self.lock.release()
         finally:
-            self.lock.release()
+            if main:
+                self.settling = False
+
+
+def _is_of(owner: Owner, server: int) -> bool:
+    """True if this process runs, and is the server's first one of this box.
+
+    Containers may share ``/dev/shm``, and in each of them the server has the same number.
+    """
+    return owner.server == server and process_end.runs(server, owner.server_began)
