@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from black_boxes import damaged, step
@@ -39,6 +40,20 @@ def box(tmp_path):
 
 def read(box: BlackBox) -> black_box.Content:
     return black_box.content(box.path.read_bytes())
+
+
+def test_the_last_of_a_small_folder_is_left_to_others(tmp_path, monkeypatch):
+    """NCCL needs /dev/shm, too, and a container's may have 64 MiB."""
+    free = (black_box.LEAVES + TOTAL_BYTES) // 4096 - 1
+    small = SimpleNamespace(f_bavail=free, f_frsize=4096)
+    monkeypatch.setattr(os, "statvfs", lambda path: small)
+    with pytest.raises(BoxError, match="MiB free"):
+        BlackBox(OWNER, tmp_path)
+    assert not list(tmp_path.iterdir())
+    small.f_bavail += 1
+    BlackBox(OWNER, tmp_path).remove()
+    with pytest.raises(BoxError, match="No such file"):
+        BlackBox(OWNER, tmp_path / "none")
 
 
 def test_what_is_written_is_read_back(box):
@@ -160,7 +175,7 @@ def test_what_is_no_box_is_refused(data):
 
 
 def test_a_folder_without_room_is_told(tmp_path, monkeypatch):
-    with pytest.raises(BoxError, match="no room"):
+    with pytest.raises(BoxError, match="cannot be made"):
         BlackBox(OWNER, tmp_path / "missing")
 
     def full(fd, at, size):

@@ -44,7 +44,8 @@ class Boxing:
         self.box: BlackBox | None = None
         self._due = 0
         # The last step that was finished, and the last of which the checks were read.
-        self._finished = self._read = 0
+        # Each with the replays up to it.
+        self._finished = self._read = (0, 0)
 
     def install(self) -> None:
         context = self.context
@@ -81,8 +82,12 @@ class Boxing:
             context.limit(LIMIT, str(e))
             return
         Finalize(None, self.remove, exitpriority=0)  # an end by exit(), or by an exception
-        self.tell()
-        self._told()
+        try:
+            self.tell()
+            self._told()
+        except Exception as e:  # a box without steps would say that there was none
+            self._off(e)
+            return
         self.recorder.also = self.step
         context.trap.left = self.left
         if context.ledger is not None:
@@ -120,8 +125,8 @@ class Boxing:
             "status",
             {
                 "tracers": [dataclasses.asdict(record) for record in status.records()],
-                "finished": self._read,
-                "replays": self.waited.replays,
+                "finished": self._read[0],
+                "replays": self._read[1],
                 "earlier": self.earlier(),
             },
         )
@@ -137,7 +142,8 @@ class Boxing:
             try:
                 box.step(kept)
                 # What the checks of a step left is read behind the step in which it is finished.
-                self._read, self._finished = self._finished, self.waited.last
+                self._read = self._finished
+                self._finished = self.waited.last, self.waited.replays
                 if kept[6] >= self._due:
                     self._due = kept[6] + STATUS_NS
                     self._told()

@@ -70,14 +70,17 @@ def _is_taken(environ: Mapping[str, str]) -> bool:
 
 def why_not(folder: Path) -> str:
     """Why no core dump can be written there, '' if one can."""
-    if "%" in str(folder):
-        return f"the driver would replace the % in {folder}"
     there = folder.absolute()
-    while not there.exists():
-        there = there.parent
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        return f"{there} cannot be written"
-    free = shutil.disk_usage(there).free
+    if "%" in str(there):
+        return f"the driver would replace the % in {there}"
+    try:
+        while not there.exists():
+            there = there.parent
+        if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+            return f"{there} cannot be written"
+        free = shutil.disk_usage(there).free
+    except OSError as e:  # a folder that may not be looked into, or a file system that is gone
+        return f"{there} cannot be looked at ({e.strerror})"
     if free < ROOM:
         return f"{folder} has {free >> 20:,} MiB free, and a core dump may need {ROOM >> 20:,}"
     return ""

@@ -18,6 +18,7 @@ import os
 import select
 import threading
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from g4debug.trapping.trap import lines
 
 TRIES = 40  # 2 s in all
 LOOK = 1.0  # seconds between two looks for schedulers that are new
+RECENT = 60  # looks; one that is killed may take long to give back its memory
 PATIENCE = 20.0  # seconds that the end of the server waits for the dumps, at most
 KILL = "server.kill"
 logger = logging.getLogger("g4debug")
@@ -45,6 +47,8 @@ class SchedulerWatch:
         self.lock = threading.Lock()  # held while dumps are made
         self.settling = False  # the main thread has it, or waits for it
         self.pid = -1  # of the process in which it runs
+        # Of the last looks: a count of last week would blame the OOM killer for a kill -9 of today.
+        self.oom_kills: deque[dict[str, int]] = deque(maxlen=RECENT)
         self._seen: set[int] = set()  # schedulers that are waited for, or have ended
 
     def install(self) -> None:
@@ -65,6 +69,7 @@ class SchedulerWatch:
                 box_dumps.collect(folder, f"the next server (pid {self.pid})")
             poll, of = select.poll(), {}
             while True:
+                self.oom_kills.append(process_end.oom_kills())
                 for pid in self.others.schedulers():
                     if pid not in self._seen:
                         self._seen.add(pid)
@@ -89,7 +94,9 @@ class SchedulerWatch:
     def _make(self, pid: int) -> None:
         """Make the dump of a scheduler of this launch that has ended."""
         end, now = process_end.of(pid), time.time_ns()
-        maker = Maker(f"the server's main process (pid {self.pid})", end, now)
+        before = self.oom_kills[0] if self.oom_kills else {}
+        who = f"the server's main process (pid {self.pid})"
+        maker = Maker(who, end, now, oom_kills=before)
         for _ in range(TRIES):
             busy = [path for path in black_box.paths() if not self._made(path, pid, maker)]
             if not busy or launch_memory.is_alive(pid):

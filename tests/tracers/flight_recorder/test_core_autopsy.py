@@ -48,6 +48,15 @@ def test_it_is_switched_on_without_memory_and_goes_on(tmp_path):
     assert coredump.is_ours(found)
 
 
+def test_a_folder_that_cannot_be_looked_into_does_not_stop_the_server(tmp_path, monkeypatch):
+    def refuses(path):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(type(tmp_path), "exists", refuses)
+    assert armed(tmp_path) == {}
+    assert "Permission denied" in coredump.why_not(tmp_path)
+
+
 @pytest.mark.parametrize("name", [ENABLE, FLAGS, FILE])
 def test_what_somebody_has_set_stays(tmp_path, name):
     assert armed(tmp_path, **{name: "mine"}) == {name: "mine"}

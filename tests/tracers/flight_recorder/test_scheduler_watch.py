@@ -1,4 +1,4 @@
-"""The server's main process: whose black box it takes, and that its end does not wait for itself."""
+"""The server's main process: whose black box it takes; its end does not wait for itself."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def watch(tmp_path, monkeypatch):
 
 def box_of(tmp_path, pid: int, began: int) -> BlackBox:
     dumps = str(tmp_path / "dumps")
-    box = BlackBox(Owner(pid, os.getpid(), began, time.time_ns(), "", "", dumps), tmp_path / "boxes")
+    box = BlackBox(
+        Owner(pid, os.getpid(), began, time.time_ns(), "", "", dumps), tmp_path / "boxes"
+    )
     box.step(step(1))
     return box
 
@@ -49,6 +51,17 @@ def test_the_box_of_a_server_with_the_same_number_elsewhere_stays(watch, tmp_pat
     watch._make(77)
     assert elsewhere.path.exists()
     assert not (tmp_path / "dumps").exists()
+
+
+def test_it_looks_at_the_oom_killer_before_a_scheduler_ends(watch, monkeypatch):
+    made = []
+    monkeypatch.setattr(process_end, "oom_kills", lambda: {"host": 3})
+    monkeypatch.setattr(scheduler_watch.box_dumps, "collect", lambda *args: [])
+    monkeypatch.setattr(watch, "_make", lambda pid: made.append([*watch.oom_kills]))
+    gone = SimpleNamespace(schedulers=lambda: [0] if made else [2**22 + 7])
+    monkeypatch.setattr(watch, "others", gone)
+    watch._watch()  # ends at process 0, which there is none
+    assert made == [[{"host": 3}]]
 
 
 def test_a_signal_while_the_dumps_are_made_does_not_wait_for_itself(watch, monkeypatch):
