@@ -98,13 +98,14 @@ class Boxing:
         if self.box is None:
             return
         describer = self.context.trap.describe
-        record = describer(
-            kinds.KINDS["flight-recorder"]["gone"].finding(
-                site="", headline="", location=Location(), expected="", got=""
-            ),
-            Evidence(),
+        found = kinds.KINDS["flight-recorder"]["gone"].finding(
+            site="", headline="", location=Location(), expected="", got=""
         )
-        payload = to_plain(dataclasses.replace(record, tape=None))
+        if isinstance(describer, Describer):
+            record = describer(found, Evidence(), history=False)
+        else:
+            record = describer(found, Evidence())
+        payload = to_plain(record)
         about = {name: value for name, value in payload.items() if name not in ELSEWHERE}
         args_ = getattr(self.recorder.scheduler, "server_args", None)
         extra = {

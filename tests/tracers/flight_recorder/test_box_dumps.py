@@ -139,6 +139,19 @@ def test_what_has_no_room_goes_before_the_rest(folder):
     assert len(record.steps) == 1
 
 
+def test_an_idle_server_makes_no_tape_for_its_box(folder):
+    context = Context.alone("flight-recorder", Settings(debug_dir=folder / "dumps"))
+    boxing = Boxing(context, SimpleNamespace(last=0, replays=0), lambda: "")
+    asked = []
+    for name in ("tape", "allocator_events"):
+        setattr(context.trap.describe, name, lambda: asked.append(1) or ())
+    boxing.begin()
+    boxing.tell()
+    assert boxing.box is not None
+    assert not asked
+    boxing.remove()
+
+
 def test_a_box_that_cannot_be_begun_is_none(folder):
     """One without steps would say that the scheduler died before its first one."""
     context = Context.alone("flight-recorder", Settings(debug_dir=folder / "dumps"))
