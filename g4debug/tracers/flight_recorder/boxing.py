@@ -115,9 +115,14 @@ class Boxing:
         }
         try:
             self._write("about", {"dump": about, **extra})
-        except BoxError:  # the least of it goes
-            for name in ("memory", "defaults"):
-                about.pop(name, None)
+            return
+        except BoxError:
+            about.pop("defaults", None)  # the least of it goes
+        try:
+            self._write("about", {"dump": about, **extra})
+        except BoxError as e:
+            about.pop("memory", None)
+            self.context.limit("the dump of a killed scheduler has no memory map", str(e))
             self._write("about", {"dump": about, **extra})
 
     def _told(self) -> None:

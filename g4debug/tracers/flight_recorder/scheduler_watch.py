@@ -18,7 +18,7 @@ import os
 import select
 import threading
 import time
-from collections import deque
+from collections import ChainMap, deque
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +94,7 @@ class SchedulerWatch:
     def _make(self, pid: int) -> None:
         """Make the dump of a scheduler of this launch that has ended."""
         end, now = process_end.of(pid), time.time_ns()
-        before = self.oom_kills[0] if self.oom_kills else {}
+        before = dict(ChainMap(*self.oom_kills))  # the oldest look at each counter
         who = f"the server's main process (pid {self.pid})"
         maker = Maker(who, end, now, oom_kills=before)
         for _ in range(TRIES):

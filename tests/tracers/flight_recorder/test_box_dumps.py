@@ -18,6 +18,7 @@ from g4debug.dumps import reading
 from g4debug.dumps.errors import DumpError
 from g4debug.findings import black_box, process_end
 from g4debug.findings.black_box import BoxError
+from g4debug.findings.memory_map import KV, MemoryMap, MemoryRange
 from g4debug.findings.process_end import End
 from g4debug.settings import Settings
 from g4debug.tracers.base import Context
@@ -128,6 +129,7 @@ def test_what_has_no_room_goes_before_the_rest(folder):
     boxing.begin()
     describe = context.trap.describe
     many = {f"argument-{n}": "x" * 100 for n in range(3000)}
+    context.trap.describe.memory = lambda: MemoryMap((MemoryRange(100, 50, KV),))
     context.trap.describe = lambda *args: dataclasses.replace(describe(*args), defaults=many)
     boxing.tell()
     boxing.step(step(1))
@@ -135,8 +137,21 @@ def test_what_has_no_room_goes_before_the_rest(folder):
     boxing.box._give_up()
     record = made(path, End(signal=9))
     assert record.defaults == {}
+    assert record.memory is not None
+    assert "has no memory map" not in str(context.status.record())
     assert record.versions
     assert len(record.steps) == 1
+
+
+def test_a_box_without_room_for_the_memory_map_says_so(folder):
+    context = Context.alone("flight-recorder", Settings(debug_dir=folder / "dumps"))
+    boxing = Boxing(context, SimpleNamespace(last=0, replays=0), lambda: "")
+    many = [MemoryRange(n * 100, 50, KV, "k_buffer", layer=n) for n in range(1, 2000)]
+    context.trap.describe.memory = lambda: MemoryMap(tuple(many))
+    boxing.begin()
+    boxing.box._give_up()
+    assert made(boxing.box.path, End(signal=9)).memory is None
+    assert "has no memory map" in str(context.status.record())
 
 
 def test_an_idle_server_makes_no_tape_for_its_box(folder):

@@ -148,8 +148,10 @@ def test_where_there_is_none_nobody_waits_for_long(tmp_path, monkeypatch, caplog
     monkeypatch.setattr(core_autopsy, "WRITTEN", 0.5)
     monkeypatch.setattr(core_autopsy, "APPEARS", 0.3)
     run(tmp_path, armed(tmp_path))
+    assert caplog.text == ""
     core = tmp_path / "g4debug-core-host-77-17.nvcudmp"
     core.write_text("")  # it is never written
     run(tmp_path, armed(tmp_path))
     assert time.monotonic() - begin < 4
-    assert caplog.text == ""
+    assert f"had not written all of {core}" in caplog.text
+    assert f"g4debug autopsy --write {core} {tmp_path / 'dump'}" in caplog.text
