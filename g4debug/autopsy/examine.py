@@ -12,7 +12,7 @@ from pathlib import Path
 from g4debug.autopsy import core as cores
 from g4debug.autopsy import images, layouts, places, rows, votes
 from g4debug.autopsy.core import Core, Grid, Warp
-from g4debug.autopsy.votes import Vote
+from g4debug.autopsy.votes import Pointer, Vote
 from g4debug.findings.memory_map import MemoryMap, MemoryRange
 from g4debug.findings.record import Autopsy, PageEvent, TrapRecord
 
@@ -80,7 +80,7 @@ def of_core(core: Core, name: str, record: TrapRecord | None) -> Autopsy:
         return _of_page(known, found, base, record, notes)
     if found.address < 0:
         return _gone(known, found, kv, notes)
-    return _innocent(known, found, memory, notes)
+    return _innocent(known, found, among, memory, notes)
 
 
 def _map(core: Core, name: str, record: TrapRecord | None) -> tuple[MemoryMap | None, list[str]]:
@@ -216,7 +216,13 @@ def _gone(known: Autopsy, vote: Vote, kv: Sequence[MemoryRange], notes: list[str
     )
 
 
-def _innocent(known: Autopsy, vote: Vote, memory: MemoryMap | None, notes: list[str]) -> Autopsy:
+def _innocent(
+    known: Autopsy,
+    vote: Vote,
+    among: Sequence[Pointer],
+    memory: MemoryMap | None,
+    notes: list[str],
+) -> Autopsy:
     """No KV buffer of the kernel is near: what the address is in instead."""
     where = ""
     if memory is not None:
@@ -225,7 +231,8 @@ def _innocent(known: Autopsy, vote: Vote, memory: MemoryMap | None, notes: list[
             where += f"; nearest among the kernel's buffers is {vote.base.buffer}"
         if not where.startswith("not a KV page"):
             # Where the kernel reads KV, too, it may be a page that is far outside of its pool.
-            where = f"{'' if vote.sure else 'most likely '}not a KV page: {where}"
+            reads = any(r.is_kv for p in among for r in memory.at(p.address))
+            where = f"{'most likely ' * reads}not a KV page: {where}"
     verdict = f"{_who(known)}: address {vote.address:#x}" + (f", {where}" if where else "")
     return dataclasses.replace(
         known,

@@ -139,11 +139,14 @@ def test_the_map_of_another_process_is_not_used():
 def test_innocence_is_only_likely_where_the_kernel_reads_kv():
     address = SWA.end + (1 << 45)
     memory = dataclasses.replace(MAP, step=7)
-    for vote, said in (
-        (Vote(32, 32, True, address, rivals=(Pointer(SWA.start, SWA),)), "most likely not a KV"),
-        (Vote(32, 32, True, address), "not a KV page: in no buffer and no segment of the map of s"),
+    vote = Vote(32, 32, True, address)
+    whole, half = Pointer(SWA.start, SWA), Pointer(SWA.start + SWA.nbytes // 2, None)
+    for among, said in (
+        ([whole], "most likely not a KV page: "),
+        ([half], "most likely not a KV page: "),
+        ([Pointer(1002 * GB, None)], "not a KV page: in no buffer and no segment of the map of s"),
     ):
-        found = examine._innocent(Autopsy("x", ""), vote, memory, [])
+        found = examine._innocent(Autopsy("x", ""), vote, among, memory, [])
         assert found.where.startswith(said)
 
 

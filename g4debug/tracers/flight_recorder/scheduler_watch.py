@@ -59,6 +59,8 @@ class SchedulerWatch:
         """This process is about to start the schedulers."""
         if self.pid != os.getpid() and self.context.settings.max_dumps:
             self.pid = os.getpid()
+            # A fork's parent may hold the lock, and nobody gives the child's copy back.
+            self.lock, self.settling, self._seen = threading.Lock(), False, set()
             threading.Thread(target=self._watch, name="g4debug-black-boxes", daemon=True).start()
             atexit.register(self._settle)
 

@@ -83,6 +83,15 @@ def test_a_signal_while_the_dumps_are_made_does_not_wait_for_itself(watch, monke
     assert len(waited) == 2
 
 
+def test_a_fork_has_a_lock_of_its_own(watch, monkeypatch):
+    watch.lock.acquire()  # by the thread of the parent, which is not there in the child
+    watch.pid = -1
+    monkeypatch.setattr(watch, "_watch", lambda: None)
+    monkeypatch.setattr(scheduler_watch.atexit, "register", lambda call: None)
+    watch.start()
+    assert not watch.lock.locked()
+
+
 def test_a_box_that_somebody_else_holds_is_told(watch, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(scheduler_watch, "TRIES", 2)
     child = subprocess.Popen([sys.executable, "-c", ""])
