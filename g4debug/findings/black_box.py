@@ -463,13 +463,11 @@ def _lock(fd: int) -> bool:
 
 def paths(folder: Path = FOLDER) -> list[Path]:
     """The files that may be boxes, the newest first."""
-    try:
-        with os.scandir(folder) as entries:
-            found = [
-                (entry.stat(follow_symlinks=False).st_ctime_ns, entry.path)
-                for entry in entries
-                if entry.name.startswith(PREFIX)
-            ]
-    except OSError:  # there is no such folder, or a file has gone meanwhile
-        return []
+    found = []
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:  # if there is such a folder
+        for entry in entries:
+            # Another rank may just remove its own: the others' are there all the same.
+            with contextlib.suppress(OSError):
+                if entry.name.startswith(PREFIX):
+                    found.append((entry.stat(follow_symlinks=False).st_ctime_ns, entry.path))
     return [Path(path) for _, path in sorted(found, reverse=True)]

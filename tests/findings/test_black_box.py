@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -54,6 +55,23 @@ def test_the_last_of_a_small_folder_is_left_to_others(tmp_path, monkeypatch):
     BlackBox(OWNER, tmp_path).remove()
     with pytest.raises(BoxError, match="No such file"):
         BlackBox(OWNER, tmp_path / "none")
+
+
+def test_a_box_that_goes_while_they_are_listed_hides_no_other(box, tmp_path, monkeypatch):
+    """Ranks end at the same time, and each removes its own."""
+    gone = tmp_path / f"{black_box.PREFIX}gone"
+    gone.touch()
+    scandir = os.scandir
+
+    @contextlib.contextmanager
+    def racing(folder):
+        with scandir(folder) as entries:
+            found = list(entries)
+        gone.unlink()
+        yield found
+
+    monkeypatch.setattr(os, "scandir", racing)
+    assert black_box.paths(tmp_path) == [box.path]
 
 
 def test_what_is_written_is_read_back(box):
