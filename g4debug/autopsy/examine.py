@@ -133,7 +133,12 @@ def _with_row(known: Autopsy, row: int, record: TrapRecord | None, notes: list[s
         return known
     request = rows.request_of(row, record.steps if record is not None else ())
     if row >= 0 and record is not None and not request:
-        notes.append("whose row that is, the dump's last steps do not tell for sure")
+        most = max((len(step.rids) for step in record.steps[-2:]), default=row + 1)
+        notes.append(
+            "whose row that is, the dump's last steps do not tell for sure"
+            if row < most
+            else f"the last steps have at most {most} requests: it may be padding of a CUDA graph"
+        )
     return dataclasses.replace(known, row=row, request=request)
 
 

@@ -126,6 +126,15 @@ def test_a_row_of_a_drafts_tree_is_nobodys():
     assert "row" not in found.verdict
 
 
+def test_a_row_behind_the_requests_may_be_padding():
+    core = Core(memoryview(real_cores.core("decode-larger-pool")))
+    for count, said in ((0, "at most 0 requests: it may be padding"), (8, "")):
+        found = examine.of_core(core, "x", real_cores.record("decode-larger-pool", rows=count))
+        assert found.row >= 0
+        assert bool(found.request) == (not said)
+        assert any(said in note for note in found.notes)
+
+
 def test_the_map_of_another_process_is_not_used():
     core = Core(memoryview(real_cores.core("decode-larger-pool")))
     finding = Finding("flight-recorder", "", "", "", Location(pid=5), "", "")

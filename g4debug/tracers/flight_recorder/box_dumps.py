@@ -72,7 +72,7 @@ def collect(folder: Path, who: str) -> list[tuple[Path, str]]:
 
     Returns the box and the reason of each of which no dump can be made.
     """
-    problems, others = [], 0
+    problems, kept = [], 0
     for path in black_box.paths():
         with black_box.opened(path) as box:
             if box is None or not box.left_behind:
@@ -82,11 +82,11 @@ def collect(folder: Path, who: str) -> list[tuple[Path, str]]:
                 gone = "the server's main process is gone, too" if known else ""
                 try:
                     make(box, Maker(who, server=gone))
+                    continue
                 except (BoxError, DumpError) as e:
                     problems.append((path, str(e)))
-                continue
-            others += 1
-            if others > black_box.MOST:
+            kept += 1
+            if kept > black_box.MOST:
                 box.remove()
     return problems
 

@@ -124,12 +124,16 @@ class SchedulerWatch:
             try:
                 made = box_dumps.make(box, maker)
             except (BoxError, DumpError) as e:
-                box.remove()
+                kept = isinstance(e, DumpError)  # a full disk may have room again
+                if not kept:
+                    box.remove()
                 logger.error(
-                    "g4debug: scheduler %d is gone (%s); no dump can be made of its black box: %s",
+                    "g4debug: scheduler %d is gone (%s); no dump can be made of its black box: "
+                    "%s%s",
                     pid,
                     maker.end.words,
                     e,
+                    f". It stays in {path}: g4debug list tries again" if kept else "",
                 )
                 return True
         if made is not None:
@@ -156,7 +160,7 @@ class SchedulerWatch:
             with black_box.opened(path) as box:
                 if box is None or box.dead or target not in (box.owner.server, box.owner.pid):
                     continue
-                if _is_of(box.owner, box.owner.server):
+                if box.owner.server < 0 or _is_of(box.owner, box.owner.server):
                     box.remove()
 
     def _settle(self) -> None:

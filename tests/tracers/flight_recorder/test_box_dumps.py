@@ -223,6 +223,10 @@ def test_a_folder_that_cannot_be_written_keeps_the_box(folder):
     ((where, why),) = box_dumps.collect(folder / "dumps", "g4debug list")
     assert where == path
     assert "cannot write" in why
+    others = [left(folder, steps=1) for _ in range(black_box.MOST)]
+    assert len(box_dumps.collect(folder / "dumps", "g4debug list")) == black_box.MOST + 1
+    assert not path.exists()  # the oldest goes, so that /dev/shm does not fill up
+    assert all(other.exists() for other in others)
 
 
 def test_boxes_from_anybody_are_bounded(folder):

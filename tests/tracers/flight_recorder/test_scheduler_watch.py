@@ -83,6 +83,19 @@ def test_a_signal_while_the_dumps_are_made_does_not_wait_for_itself(watch, monke
     assert len(waited) == 2
 
 
+def test_a_full_disk_costs_no_evidence(watch, tmp_path, caplog):
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    box = box_of(tmp_path, child.pid, process_end.began(os.getpid()))
+    box._give_up()
+    (tmp_path / "dumps").write_text("a file, in which nothing can be written")
+    watch._make(child.pid)
+    assert f"It stays in {box.path}" in caplog.text
+    (tmp_path / "dumps").unlink()
+    watch._make(child.pid)
+    assert len(list((tmp_path / "dumps").iterdir())) == 1
+
+
 def test_a_fork_has_a_lock_of_its_own(watch, monkeypatch):
     watch.lock.acquire()  # by the thread of the parent, which is not there in the child
     watch.pid = -1
