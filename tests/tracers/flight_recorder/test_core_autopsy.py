@@ -48,6 +48,31 @@ def test_it_is_switched_on_without_memory_and_goes_on(tmp_path):
     assert coredump.is_ours(found)
 
 
+@pytest.mark.parametrize(
+    ("version", "is_armed"),
+    [
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.03  Tue Oct 7", True),
+        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  595.45.04  Release", True),
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12", False),
+        ("something else", False),
+        (None, False),  # a device, and nobody says which driver
+    ],
+)
+def test_a_driver_that_may_not_know_the_flags_is_told_nothing(
+    tmp_path, monkeypatch, version, is_armed
+):
+    driver = tmp_path / "version"
+    if version is not None:
+        driver.write_text(version)
+    monkeypatch.setattr(coredump, "DRIVER", driver)
+    monkeypatch.setattr(coredump, "DEVICES", (tmp_path,))
+    assert bool(armed(tmp_path / "dumps")) == is_armed
+    assert bool(coredump.why_not(tmp_path)) != is_armed
+    monkeypatch.setattr(coredump, "DEVICES", (tmp_path / "none",))
+    if version is None:
+        assert armed(tmp_path / "dumps")
+
+
 def test_a_folder_that_cannot_be_looked_into_does_not_stop_the_server(tmp_path, monkeypatch):
     def refuses(path):
         raise PermissionError(13, "Permission denied")
