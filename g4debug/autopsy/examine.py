@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
@@ -11,7 +12,7 @@ from pathlib import Path
 from g4debug.autopsy import core as cores
 from g4debug.autopsy import images, layouts, places, rows, votes
 from g4debug.autopsy.core import Core, Grid, Warp
-from g4debug.autopsy.votes import Vote
+from g4debug.autopsy.votes import Pointer, Vote
 from g4debug.findings.memory_map import MemoryMap, MemoryRange
 from g4debug.findings.record import Autopsy, PageEvent, TrapRecord
 
@@ -19,6 +20,8 @@ SHOWN = 8  # events and steps of the dump
 ALL_BITS = 1 << 20  # from here on, a page number of nothing but set bits is no real one
 LARGEST_INT32 = 0x7FFF_FFFF
 APART = 3600  # seconds; a core and a dump of one crash are not that far apart
+# The name that the flight recorder lets the driver give a core dump.
+NAMED = re.compile(r"g4debug-core-.*-(\d+)-\d+\.nvcudmp")
 NO_MAP = "there is no memory map: without the dump of the process, an address is only a number"
 
 
@@ -31,7 +34,7 @@ def examine(path: Path, record: TrapRecord | None = None) -> Autopsy:
 
 
 def of_core(core: Core, name: str, record: TrapRecord | None) -> Autopsy:
-    memory, notes = _map(core, record)
+    memory, notes = _map(core, name, record)
     warps, exception, pc = _faulted(core)
     warp = warps[0] if warps else None
     grid = core.grids.get(warp.grid) if warp is not None else _only(core)
@@ -77,15 +80,18 @@ def of_core(core: Core, name: str, record: TrapRecord | None) -> Autopsy:
         return _of_page(known, found, base, record, notes)
     if found.address < 0:
         return _gone(known, found, kv, notes)
-    return _innocent(known, found, memory, notes)
+    return _innocent(known, found, among, memory, notes)
 
 
-def _map(core: Core, record: TrapRecord | None) -> tuple[MemoryMap | None, list[str]]:
+def _map(core: Core, name: str, record: TrapRecord | None) -> tuple[MemoryMap | None, list[str]]:
     """The memory map of the dump, and what speaks against it: it may be another process's."""
     if record is None or record.memory is None:
         return None, [NO_MAP]
     if record.memory.device == "cpu":
         return None, ["the dump is of a process on the CPU engine, so it is not of this core dump"]
+    pid, named = record.finding.location.pid, NAMED.fullmatch(name)
+    if named and pid > 0 and int(named[1]) != pid:
+        return None, [f"the core is of process {named[1]}, the dump of {pid}: its map is not used"]
     try:
         apart = datetime.fromisoformat(core.time) - datetime.fromisoformat(record.created)
     except (ValueError, TypeError):
@@ -122,9 +128,17 @@ def _who(known: Autopsy) -> str:
 
 def _with_row(known: Autopsy, row: int, record: TrapRecord | None, notes: list[str]) -> Autopsy:
     """With the row of the block that faulted, and its request, as far as they are known."""
+    if row >= 0 and record is not None and rows.may_be_branches(record):
+        notes.append("a block may be of a branch of the draft's tree: whose it is, is not known")
+        return known
     request = rows.request_of(row, record.steps if record is not None else ())
     if row >= 0 and record is not None and not request:
-        notes.append("whose row that is, the dump's last steps do not tell for sure")
+        most = max((len(step.rids) for step in record.steps[-2:]), default=row + 1)
+        notes.append(
+            "whose row that is, the dump's last steps do not tell for sure"
+            if row < most
+            else f"the last steps have at most {most} requests: it may be padding of a CUDA graph"
+        )
     return dataclasses.replace(known, row=row, request=request)
 
 
@@ -207,14 +221,23 @@ def _gone(known: Autopsy, vote: Vote, kv: Sequence[MemoryRange], notes: list[str
     )
 
 
-def _innocent(known: Autopsy, vote: Vote, memory: MemoryMap | None, notes: list[str]) -> Autopsy:
+def _innocent(
+    known: Autopsy,
+    vote: Vote,
+    among: Sequence[Pointer],
+    memory: MemoryMap | None,
+    notes: list[str],
+) -> Autopsy:
     """No KV buffer of the kernel is near: what the address is in instead."""
     where = ""
     if memory is not None:
         where = places.words(vote.address, memory)
         if vote.base is not None and vote.base.buffer is not None:
             where += f"; nearest among the kernel's buffers is {vote.base.buffer}"
-        where = where if where.startswith("not a KV page") else f"not a KV page: {where}"
+        if not where.startswith("not a KV page"):
+            # Where the kernel reads KV, too, it may be a page that is far outside of its pool.
+            reads = any(r.is_kv for p in among for r in memory.at(p.address))
+            where = f"{'most likely ' * reads}not a KV page: {where}"
     verdict = f"{_who(known)}: address {vote.address:#x}" + (f", {where}" if where else "")
     return dataclasses.replace(
         known,
@@ -297,7 +320,9 @@ def _history(
     for event in of_page[-SHOWN:]:
         yield _event(event)
     if not of_page and events and page >= 0:
-        yield f"the dump's {len(events)} last events of the allocator have no page {page}"
+        cut = sum(e.count > len(e.pages) for e in events)
+        but = f"; {cut} of them have more pages than are noted" if cut else ""
+        yield f"the dump's {len(events)} last events of the allocator have no page {page}{but}"
     if request:
         for event in [e for e in events if e.request == request and e not in of_page][-SHOWN:]:
             yield _event(event)

@@ -51,5 +51,7 @@ def words(address: int, memory: MemoryMap) -> str:
     if found:
         return f"not mapped any more: in {inside(found[0], address)}{behind}"
     known = memory.segments and not memory.left_out
-    nowhere = "in no buffer and no segment" if known else "in no buffer of the map"
+    made = f" of step {memory.step}" if memory.step >= 0 else ""
+    nowhere = "in no buffer and no segment" if known else "in no buffer"
+    nowhere += f" of the map{made}" if made or not known else ""
     return f"{nowhere}{behind}"

@@ -54,6 +54,7 @@ EVENTS, EVENT_BYTES = 256, 256
 REQUESTS = 256  # of a step that are kept
 RIDS_BYTES = 10 << 10  # of all of them together
 BLOBS = {"about": 160 << 10, "status": 64 << 10}  # name -> bytes, at most
+LEAVES = 16 << 20  # bytes of the folder that must stay free for others: it may be small
 MOST = 16  # boxes of dead processes that are kept
 
 _HEAD = struct.Struct("<16sqqqq64s64s1024s")
@@ -114,13 +115,20 @@ class BlackBox:
         self.path = folder / f"{PREFIX}{secrets.token_hex(8)}"
         self._fd = -1
         try:
+            room = os.statvfs(folder)
+            free = room.f_bavail * room.f_frsize
+            if free < LEAVES + TOTAL_BYTES:
+                raise BoxError(
+                    f"{folder} has {free >> 20} MiB free, and {LEAVES >> 20} are left to NCCL and "
+                    "to SGLang"
+                )
             self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.posix_fallocate(self._fd, 0, TOTAL_BYTES)
             self._map: Any = mmap.mmap(self._fd, TOTAL_BYTES)
         except OSError as e:
             self.remove()
-            raise BoxError(f"{folder} has no room for it ({e.strerror})") from e
+            raise BoxError(f"it cannot be made in {folder} ({e.strerror})") from e
         self._versions = dict.fromkeys(BLOBS, 0)
         self._steps = self._events = 0
         self._rids: list[str] = []
@@ -455,13 +463,11 @@ def _lock(fd: int) -> bool:
 
 def paths(folder: Path = FOLDER) -> list[Path]:
     """The files that may be boxes, the newest first."""
-    try:
-        with os.scandir(folder) as entries:
-            found = [
-                (entry.stat(follow_symlinks=False).st_ctime_ns, entry.path)
-                for entry in entries
-                if entry.name.startswith(PREFIX)
-            ]
-    except OSError:  # there is no such folder, or a file has gone meanwhile
-        return []
+    found = []
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:  # if there is such a folder
+        for entry in entries:
+            # Another rank may just remove its own: the others' are there all the same.
+            with contextlib.suppress(OSError):
+                if entry.name.startswith(PREFIX):
+                    found.append((entry.stat(follow_symlinks=False).st_ctime_ns, entry.path))
     return [Path(path) for _, path in sorted(found, reverse=True)]

@@ -780,8 +780,9 @@ _FLIGHT_RECORDER = (
     ),
     _dead(
         "killed",
-        "The scheduler got SIGKILL, and not from its server.",
-        "`flight-recorder in …: the scheduler was killed (SIGKILL)`",
+        "The scheduler got SIGKILL, and not from its server; or another signal that is no fault.",
+        "`flight-recorder in …: the scheduler was killed (SIGKILL)`, or "
+        "`the scheduler was killed by signal … (SIG…)`",
     ),
     _dead(
         "oom-killed",

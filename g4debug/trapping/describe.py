@@ -130,7 +130,10 @@ class Describer:
         """Ask for the name of the launch again: the scheduler's arguments may be known by now."""
         self.launch = launch.of(self.recorder.scheduler)
 
-    def __call__(self, finding: Finding, evidence: Evidence) -> TrapRecord:
+    def __call__(self, finding: Finding, evidence: Evidence, history: bool = True) -> TrapRecord:
+        """history: with the last steps, the allocators' last events and the tape, which take long
+        to make of what is kept.
+        """
         others = self.look()
         different, same = sanitise.arguments(getattr(self.recorder.scheduler, "server_args", None))
         return TrapRecord(
@@ -145,12 +148,12 @@ class Describer:
             tracers=self.recorder.status.records(),
             faults=tuple(itertools.chain(*self.schedules)),
             pools=self.recorder.pools(),
-            steps=tuple(self.recorder.steps),
-            allocator=self.allocator_events(),
+            steps=self.recorder.steps if history else (),
+            allocator=self.allocator_events() if history else (),
             launch=self.launch,
             plugins=dict(self.plugins),
             others=others,
-            tape=_optional("tape", self.tape),
+            tape=_optional("tape", self.tape) if history else None,
             memory=_optional("memory map", self.memory),
             **vars(evidence),
         )

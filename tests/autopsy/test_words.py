@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import real_cores
 
 from g4debug.autopsy import examine, places, rows
+from g4debug.autopsy.core import Core
+from g4debug.autopsy.votes import Pointer, Vote
 from g4debug.backends import adapters
 from g4debug.findings.memory_map import GIVEN_BACK, KV, SEGMENT, MemoryMap, MemoryRange
-from g4debug.findings.record import Finding, Location, PageEvent, Step, TrapRecord
+from g4debug.findings.record import Autopsy, Finding, Location, PageEvent, Step, TrapRecord
 
 GB = 1 << 30
 
@@ -97,9 +101,62 @@ def test_a_request_is_named_only_if_the_last_steps_agree():
     same = (Step(6, "DECODE", ("a", "b"), (1, 1)), Step(7, "DECODE", ("a", "c", "d"), (2, 2, 2)))
     assert rows.request_of(0, same) == "a"
     assert rows.request_of(1, same) == ""
-    assert rows.request_of(2, same) == "d"
+    # In step 6, row 2 may have been padding of a CUDA graph. A prefill has no such rows.
+    assert rows.request_of(2, same) == ""
+    prefill = (Step(6, "EXTEND", ("a",), (1,)), same[1])
+    assert rows.request_of(2, prefill) == "d"
+    assert rows.request_of(0, prefill) == "a"
+    assert rows.request_of(2, same[1:]) == "d"
     assert rows.request_of(3, same) == ""
     assert rows.request_of(-1, same) == ""
+    assert rows.request_of(0, ()) == ""
+
+
+def test_a_row_of_a_drafts_tree_is_nobodys():
+    assert rows.may_be_branches(record(arguments={"speculative_eagle_topk": 4}))
+    assert not rows.may_be_branches(record(defaults={"speculative_eagle_topk": 1}))
+    assert not rows.may_be_branches(record())
+    name = "decode-larger-pool"
+    core = Core(memoryview(real_cores.core(name)))
+    found = examine.of_core(
+        core, "x", real_cores.record(name, arguments={"speculative_eagle_topk": 4})
+    )
+    assert (found.row, found.request) == (-1, "")
+    assert any("branch of the draft's tree" in note for note in found.notes)
+    assert "row" not in found.verdict
+
+
+def test_a_row_behind_the_requests_may_be_padding():
+    core = Core(memoryview(real_cores.core("decode-larger-pool")))
+    for count, said in ((0, "at most 0 requests: it may be padding"), (8, "")):
+        found = examine.of_core(core, "x", real_cores.record("decode-larger-pool", rows=count))
+        assert found.row >= 0
+        assert bool(found.request) == (not said)
+        assert any(said in note for note in found.notes)
+
+
+def test_the_map_of_another_process_is_not_used():
+    core = Core(memoryview(real_cores.core("decode-larger-pool")))
+    finding = Finding("flight-recorder", "", "", "", Location(pid=5), "", "")
+    of = dataclasses.replace(real_cores.record("decode-larger-pool"), finding=finding)
+    other = examine.of_core(core, "g4debug-core-node-7-6-1790000000.nvcudmp", of)
+    assert "the core is of process 6, the dump of 5: its map is not used" in other.notes
+    assert other.layer == -1
+    assert examine.of_core(core, "g4debug-core-node-7-5-1790000000.nvcudmp", of).layer >= 0
+
+
+def test_innocence_is_only_likely_where_the_kernel_reads_kv():
+    address = SWA.end + (1 << 45)
+    memory = dataclasses.replace(MAP, step=7)
+    vote = Vote(32, 32, True, address)
+    whole, half = Pointer(SWA.start, SWA), Pointer(SWA.start + SWA.nbytes // 2, None)
+    for among, said in (
+        ([whole], "most likely not a KV page: "),
+        ([half], "most likely not a KV page: "),
+        ([Pointer(1002 * GB, None)], "not a KV page: in no buffer and no segment of the map of s"),
+    ):
+        found = examine._innocent(Autopsy("x", ""), vote, among, memory, [])
+        assert found.where.startswith(said)
 
 
 def test_what_the_allocator_did_with_the_page_is_told():
@@ -113,12 +170,13 @@ def test_what_the_allocator_did_with_the_page_is_told():
     ]
     (line,) = examine._history(SWA, 999, "", record(allocator=events))
     assert line == "the dump's 2 last events of the allocator have no page 999"
+    events = (*events, PageEvent(5, "alloc", "full", (1, 2), 40, "request-1"))
+    (line,) = examine._history(SWA, 999, "", record(allocator=events))
+    assert line.endswith("have no page 999; 1 of them have more pages than are noted")
 
 
 def test_a_dump_of_another_day_is_doubted():
     core = real_cores.core("foreign")
-    from g4debug.autopsy.core import Core
-
     late = real_cores.record("foreign", created="2026-12-25T00:00:00+00:00")
     found = examine.of_core(Core(memoryview(core)), "x", late)
     assert any("h apart" in note for note in found.notes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from black_boxes import damaged, step
@@ -39,6 +41,37 @@ def box(tmp_path):
 
 def read(box: BlackBox) -> black_box.Content:
     return black_box.content(box.path.read_bytes())
+
+
+def test_the_last_of_a_small_folder_is_left_to_others(tmp_path, monkeypatch):
+    """NCCL needs /dev/shm, too, and a container's may have 64 MiB."""
+    free = (black_box.LEAVES + TOTAL_BYTES) // 4096 - 1
+    small = SimpleNamespace(f_bavail=free, f_frsize=4096)
+    monkeypatch.setattr(os, "statvfs", lambda path: small)
+    with pytest.raises(BoxError, match="MiB free"):
+        BlackBox(OWNER, tmp_path)
+    assert not list(tmp_path.iterdir())
+    small.f_bavail += 1
+    BlackBox(OWNER, tmp_path).remove()
+    with pytest.raises(BoxError, match="No such file"):
+        BlackBox(OWNER, tmp_path / "none")
+
+
+def test_a_box_that_goes_while_they_are_listed_hides_no_other(box, tmp_path, monkeypatch):
+    """Ranks end at the same time, and each removes its own."""
+    gone = tmp_path / f"{black_box.PREFIX}gone"
+    gone.touch()
+    scandir = os.scandir
+
+    @contextlib.contextmanager
+    def racing(folder):
+        with scandir(folder) as entries:
+            found = list(entries)
+        gone.unlink()
+        yield found
+
+    monkeypatch.setattr(os, "scandir", racing)
+    assert black_box.paths(tmp_path) == [box.path]
 
 
 def test_what_is_written_is_read_back(box):
@@ -160,7 +193,7 @@ def test_what_is_no_box_is_refused(data):
 
 
 def test_a_folder_without_room_is_told(tmp_path, monkeypatch):
-    with pytest.raises(BoxError, match="no room"):
+    with pytest.raises(BoxError, match="cannot be made"):
         BlackBox(OWNER, tmp_path / "missing")
 
     def full(fd, at, size):

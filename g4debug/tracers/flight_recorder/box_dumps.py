@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -30,16 +30,23 @@ from g4debug.trapping.trap import fitted
 KINDS = kinds.KINDS["flight-recorder"]
 MAX_MB = 16
 # What a signal says of the process, beyond its name.
-MEANS = {
+MEANS: Mapping[int, str] = {
     signal.SIGKILL: "It comes from outside of the process: from the kernel, which was out of "
     "memory, from a container's runtime, from whoever typed kill -9, or because the process that "
     "had started the scheduler died.",
     signal.SIGABRT: "A library called abort(): NCCL's watchdog does so, a failed assertion in C++, "
     "and the CUDA driver behind a core dump if it has no skip_abort. Its words are in the log.",
     signal.SIGALRM: "It had got SIGTERM, and no Python could run for half a minute: its main "
-    "thread hung, and kept the GIL.",
+    "thread hung, and kept the GIL. Or other code has set an alarm.",
 }
-FAULT = "Code outside of Python failed. Above 'Fatal Python error' the log has the stacks."
+FAULT = (
+    "Code outside of Python failed. If the log has 'Fatal Python error', it has the stacks there."
+)
+SENT = "Somebody sent this signal, or a limit of the system did: no fault in the code has it."
+FAULTS = {
+    signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV, signal.SIGSYS,
+    signal.SIGTRAP, signal.SIGALRM,
+}  # fmt: skip
 
 UNKNOWN = End()
 
@@ -49,13 +56,15 @@ class Maker:
     """Who makes the dump, and what that one knows. who: "the server's main process (pid 4711)".
 
     end: how the scheduler ended. ended_ns: when, in Unix time; 0: not known, some time after the
-    last step. server: what is known of the server's main process, in words.
+    last step. server: what is known of the server's main process, in words. oom_kills: as of
+    :func:`process_end.oom_kills`, shortly before; without it, the box has an older one.
     """
 
     who: str
     end: End = UNKNOWN
     ended_ns: int = 0
     server: str = ""
+    oom_kills: Mapping[str, int] = field(default_factory=dict)
 
 
 def collect(folder: Path, who: str) -> list[tuple[Path, str]]:
@@ -63,7 +72,7 @@ def collect(folder: Path, who: str) -> list[tuple[Path, str]]:
 
     Returns the box and the reason of each of which no dump can be made.
     """
-    problems, others = [], 0
+    problems, kept = [], 0
     for path in black_box.paths():
         with black_box.opened(path) as box:
             if box is None or not box.left_behind:
@@ -73,11 +82,11 @@ def collect(folder: Path, who: str) -> list[tuple[Path, str]]:
                 gone = "the server's main process is gone, too" if known else ""
                 try:
                     make(box, Maker(who, server=gone))
+                    continue
                 except (BoxError, DumpError) as e:
                     problems.append((path, str(e)))
-                continue
-            others += 1
-            if others > black_box.MOST:
+            kept += 1
+            if kept > black_box.MOST:
                 box.remove()
     return problems
 
@@ -149,7 +158,7 @@ def _finding(
     at: Location,
 ) -> Finding:
     end, last = maker.end, record.steps[-1] if record.steps else None
-    oom = _oom(about.get("oom_kills", {}))
+    oom = _oom(maker.oom_kills or about.get("oom_kills", {}))
     kind, what = _kind(end, oom)
     phase, site = "start-up, or the event loop before its first step", "scheduler.init"
     got = [f"{end.words}; no step had begun"]
@@ -177,7 +186,11 @@ def _finding(
         got.append(
             f"the box keeps {black_box.REQUESTS} requests of a step, and one had {content.cut}"
         )
-    cause = [_cause(end, oom), _earlier(status) or "\n".join(_innocence(about, status, record))]
+    watched = maker.ended_ns > 0
+    cause = [
+        _cause(end, oom, watched),
+        _earlier(status) or "\n".join(_innocence(about, status, record)),
+    ]
     return KINDS[kind].finding(
         site=site,
         headline=f"g4debug: flight-recorder in {phase}: {what}",
@@ -194,8 +207,10 @@ def _kind(end: End, oom: tuple[int, int]) -> tuple[str, str]:
         if oom[0] > 0:
             return "oom-killed", "the scheduler was killed, as it seems by the OOM killer"
         return "killed", "the scheduler was killed (SIGKILL)"
-    if end.signal:
+    if end.signal in FAULTS:
         return "native-crash", f"the scheduler died of {end.words}, outside of Python"
+    if end.signal:
+        return "killed", f"the scheduler was killed by {end.words}"
     if end.known:
         return "gone", f"the scheduler ended with {end.words}, and no exception was seen"
     return "gone", "the scheduler is gone, and nobody saw how it ended"
@@ -213,13 +228,14 @@ def _oom(before: Any) -> tuple[int, int]:
     return sum(n for key, n in grown.items() if key != "host"), grown.get("host", 0)
 
 
-def _cause(end: End, oom: tuple[int, int]) -> str:
+def _cause(end: End, oom: tuple[int, int], watched: bool) -> str:
+    """watched: the server's main process was there, and makes the dump."""
     here, host = oom
-    if here > 0:
+    if here > 0 and end.signal in (0, signal.SIGKILL):  # the OOM killer has no other one
         return (
             f"Since the scheduler began, the kernel's OOM killer has killed {here} "
-            f"process{'es' * (here != 1)} of its cgroup: the host memory that this container or "
-            "service may use was full. Which process it was is in the kernel's log."
+            f"process{'es' * (here != 1)} of its cgroup: then the host memory that this container "
+            "or service may use was full. Which process it was is in the kernel's log."
         )
     if end.signal == signal.SIGKILL and host > 0:
         return (
@@ -228,9 +244,11 @@ def _cause(end: End, oom: tuple[int, int]) -> str:
             "kernel's log."
         )
     if end.signal:
-        return MEANS.get(signal.Signals(end.signal), FAULT) if end.signal < 32 else ""
+        return MEANS.get(end.signal, FAULT if end.signal in FAULTS else SENT)
     if end.known:
         return "It called exit() outside of the event loop, or a library did."
+    if watched:
+        return "Its exit status was taken by other code of the server before it could be read."
     return (
         "It was killed together with its server, or its container was stopped, or the machine "
         "had no memory: nobody was left to see it."

@@ -44,7 +44,8 @@ class Boxing:
         self.box: BlackBox | None = None
         self._due = 0
         # The last step that was finished, and the last of which the checks were read.
-        self._finished = self._read = 0
+        # Each with the replays up to it.
+        self._finished = self._read = (0, 0)
 
     def install(self) -> None:
         context = self.context
@@ -81,8 +82,12 @@ class Boxing:
             context.limit(LIMIT, str(e))
             return
         Finalize(None, self.remove, exitpriority=0)  # an end by exit(), or by an exception
-        self.tell()
-        self._told()
+        try:
+            self.tell()
+            self._told()
+        except Exception as e:  # a box without steps would say that there was none
+            self._off(e)
+            return
         self.recorder.also = self.step
         context.trap.left = self.left
         if context.ledger is not None:
@@ -93,13 +98,14 @@ class Boxing:
         if self.box is None:
             return
         describer = self.context.trap.describe
-        record = describer(
-            kinds.KINDS["flight-recorder"]["gone"].finding(
-                site="", headline="", location=Location(), expected="", got=""
-            ),
-            Evidence(),
+        found = kinds.KINDS["flight-recorder"]["gone"].finding(
+            site="", headline="", location=Location(), expected="", got=""
         )
-        payload = to_plain(dataclasses.replace(record, tape=None))
+        if isinstance(describer, Describer):
+            record = describer(found, Evidence(), history=False)
+        else:
+            record = describer(found, Evidence())
+        payload = to_plain(record)
         about = {name: value for name, value in payload.items() if name not in ELSEWHERE}
         args_ = getattr(self.recorder.scheduler, "server_args", None)
         extra = {
@@ -109,9 +115,14 @@ class Boxing:
         }
         try:
             self._write("about", {"dump": about, **extra})
-        except BoxError:  # the least of it goes
-            for name in ("memory", "defaults"):
-                about.pop(name, None)
+            return
+        except BoxError:
+            about.pop("defaults", None)  # the least of it goes
+        try:
+            self._write("about", {"dump": about, **extra})
+        except BoxError as e:
+            about.pop("memory", None)
+            self.context.limit("the dump of a killed scheduler has no memory map", str(e))
             self._write("about", {"dump": about, **extra})
 
     def _told(self) -> None:
@@ -120,8 +131,8 @@ class Boxing:
             "status",
             {
                 "tracers": [dataclasses.asdict(record) for record in status.records()],
-                "finished": self._read,
-                "replays": self.waited.replays,
+                "finished": self._read[0],
+                "replays": self._read[1],
                 "earlier": self.earlier(),
             },
         )
@@ -137,7 +148,8 @@ class Boxing:
             try:
                 box.step(kept)
                 # What the checks of a step left is read behind the step in which it is finished.
-                self._read, self._finished = self._finished, self.waited.last
+                self._read = self._finished
+                self._finished = self.waited.last, self.waited.replays
                 if kept[6] >= self._due:
                     self._due = kept[6] + STATUS_NS
                     self._told()

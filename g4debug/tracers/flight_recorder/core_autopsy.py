@@ -38,6 +38,16 @@ def put_into(
     """
     core = whole(environ, pid, since, APPEARS if wait else 0.0)
     if core is None:
+        late = coredump.find(environ, pid, since)
+        if late is not None:
+            logger.error(
+                "g4debug: the driver had not written all of %s in %.0f s. Later, run: "
+                "g4debug autopsy --write %s %s",
+                late,
+                WRITTEN,
+                late,
+                dump,
+            )
         return
     found, problem = autopsy(core, dump)
     if problem:

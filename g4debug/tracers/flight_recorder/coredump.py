@@ -33,6 +33,11 @@ LIGHT = (
 )
 MOST = 8  # of our core dumps that are kept in a folder: those of one crash of eight ranks
 ROOM = 4 << 30  # bytes that must be free there
+# One of CUDA 12.2 does not know the flags: it would write all of the device's memory, and abort.
+OLDEST = 580  # driver with which they were run
+DRIVER = Path("/proc/driver/nvidia/version")
+DEVICES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))  # one of them is where there is a driver
+_BRANCH = re.compile(r"Kernel Module.*?\s(\d+)\.\d")
 
 
 def arm(environ: MutableMapping[str, str], mode: str, folder: Path) -> None:
@@ -70,17 +75,40 @@ def _is_taken(environ: Mapping[str, str]) -> bool:
 
 def why_not(folder: Path) -> str:
     """Why no core dump can be written there, '' if one can."""
-    if "%" in str(folder):
-        return f"the driver would replace the % in {folder}"
+    old = _too_old()
+    if old:
+        return old
     there = folder.absolute()
-    while not there.exists():
-        there = there.parent
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        return f"{there} cannot be written"
-    free = shutil.disk_usage(there).free
+    if "%" in str(there):
+        return f"the driver would replace the % in {there}"
+    try:
+        while not there.exists():
+            there = there.parent
+        if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+            return f"{there} cannot be written"
+        free = shutil.disk_usage(there).free
+    except OSError as e:  # a folder that may not be looked into, or a file system that is gone
+        return f"{there} cannot be looked at ({e.strerror})"
     if free < ROOM:
         return f"{folder} has {free >> 20:,} MiB free, and a core dump may need {ROOM >> 20:,}"
     return ""
+
+
+def _too_old() -> str:
+    """Why the driver may not know the flags, '' if it does, or if there is none."""
+    try:
+        found = _BRANCH.search(DRIVER.read_text())
+    except (OSError, ValueError):
+        found = None
+    if found is None and not any(map(os.path.exists, DEVICES)):
+        return ""
+    if found is not None and int(found[1]) >= OLDEST:
+        return ""
+    is_ = f"is {found[1]}" if found else "is not known"
+    return (
+        f"the version of the GPU's driver {is_}: one before {OLDEST} may write all of the device's "
+        f"memory, and abort; set {ENABLE}, {FLAGS} and {FILE} yourself if it does not"
+    )
 
 
 def core_dump(environ: Mapping[str, str], pid: int, since: float) -> str:

@@ -7,6 +7,7 @@ tensor of a KV pool, of an attention backend, and of a model.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import itertools
 import re
@@ -28,6 +29,7 @@ MOST = 192  # ranges beside the KV buffers: the black box has room for them, too
 DEPTH = 3  # of attributes, lists and mappings in which an attention backend keeps its buffers
 ITEMS = 4096  # of an attention backend that are looked at
 OFTEN = 5  # seconds between two looks on an idle server
+RARELY = 100  # times as long as it took to make the map, until it is made again
 OLD = 32  # segments that the allocator gave back, which are kept
 SMALL = 1 << 20  # bytes; smaller weights are only marked in their segment
 SMALL_ON_HOST = 4096  # where there are no segments
@@ -67,6 +69,8 @@ class MemoryWatch:
             self._next = now + OFTEN
             if changed() != self._state:
                 self._make()
+                # A server of very many segments may be asked something meanwhile.
+                self._next += RARELY * (time.monotonic() - now)
 
     def _make(self) -> None:
         old, self._state = self.map, changed()
@@ -244,10 +248,12 @@ def _group(name: str) -> str:
 def _segments(known: list[MemoryRange], weights: list[MemoryRange]) -> list[MemoryRange]:
     """The segments of PyTorch's caching allocator, each with what is known to be in it."""
     inside = sorted((*known, *weights), key=lambda r: r.start)
+    starts = [r.start for r in inside]
     found = []
     for segment in torch.cuda.memory_snapshot():  # type: ignore[no-untyped-call]
         start, nbytes = int(segment["address"]), int(segment["total_size"])
-        held = {_short(r) for r in inside if start <= r.start < start + nbytes}
+        first, last = (bisect.bisect_left(starts, at) for at in (start, start + nbytes))
+        held = set(map(_short, inside[first:last]))
         private = tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0)
         if private:
             held.add("a CUDA graph's private pool")

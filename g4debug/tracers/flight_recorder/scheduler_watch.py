@@ -18,12 +18,13 @@ import os
 import select
 import threading
 import time
+from collections import ChainMap, deque
 from pathlib import Path
 from typing import Any
 
 from g4debug.dumps.errors import DumpError
 from g4debug.findings import black_box, launch_memory, process_end
-from g4debug.findings.black_box import BoxError
+from g4debug.findings.black_box import BoxError, Owner
 from g4debug.findings.launch_memory import Stop
 from g4debug.hooking import roles
 from g4debug.tracers.base import Context
@@ -33,6 +34,7 @@ from g4debug.trapping.trap import lines
 
 TRIES = 40  # 2 s in all
 LOOK = 1.0  # seconds between two looks for schedulers that are new
+RECENT = 60  # looks; one that is killed may take long to give back its memory
 PATIENCE = 20.0  # seconds that the end of the server waits for the dumps, at most
 KILL = "server.kill"
 logger = logging.getLogger("g4debug")
@@ -43,7 +45,10 @@ class SchedulerWatch:
         self.context, self.part = context, part
         self.others = context.trap.others
         self.lock = threading.Lock()  # held while dumps are made
+        self.settling = False  # the main thread has it, or waits for it
         self.pid = -1  # of the process in which it runs
+        # Of the last looks: a count of last week would blame the OOM killer for a kill -9 of today.
+        self.oom_kills: deque[dict[str, int]] = deque(maxlen=RECENT)
         self._seen: set[int] = set()  # schedulers that are waited for, or have ended
 
     def install(self) -> None:
@@ -54,6 +59,8 @@ class SchedulerWatch:
         """This process is about to start the schedulers."""
         if self.pid != os.getpid() and self.context.settings.max_dumps:
             self.pid = os.getpid()
+            # A fork's parent may hold the lock, and nobody gives the child's copy back.
+            self.lock, self.settling, self._seen = threading.Lock(), False, set()
             threading.Thread(target=self._watch, name="g4debug-black-boxes", daemon=True).start()
             atexit.register(self._settle)
 
@@ -64,6 +71,7 @@ class SchedulerWatch:
                 box_dumps.collect(folder, f"the next server (pid {self.pid})")
             poll, of = select.poll(), {}
             while True:
+                self.oom_kills.append(process_end.oom_kills())
                 for pid in self.others.schedulers():
                     if pid not in self._seen:
                         self._seen.add(pid)
@@ -88,17 +96,27 @@ class SchedulerWatch:
     def _make(self, pid: int) -> None:
         """Make the dump of a scheduler of this launch that has ended."""
         end, now = process_end.of(pid), time.time_ns()
-        maker = Maker(f"the server's main process (pid {self.pid})", end, now)
+        before = dict(ChainMap(*self.oom_kills))  # the oldest look at each counter
+        who = f"the server's main process (pid {self.pid})"
+        maker = Maker(who, end, now, oom_kills=before)
         for _ in range(TRIES):
             busy = [path for path in black_box.paths() if not self._made(path, pid, maker)]
             if not busy or launch_memory.is_alive(pid):
                 break
             time.sleep(0.05)  # somebody else looks at it
+        else:
+            logger.error(
+                "g4debug: scheduler %d is gone (%s); another process holds its black box %s: "
+                "g4debug list makes the dump once that one has ended",
+                pid,
+                end.words,
+                busy[0],
+            )
 
     def _made(self, path: Path, pid: int, maker: Maker) -> bool:
         """False if this is the scheduler's box, and another process has it."""
         with black_box.opened(path) as box:
-            if box is None or (box.owner.pid, box.owner.server) != (pid, self.pid):
+            if box is None or box.owner.pid != pid or not _is_of(box.owner, self.pid):
                 return True
             if not box.dead:
                 return False
@@ -106,12 +124,16 @@ class SchedulerWatch:
             try:
                 made = box_dumps.make(box, maker)
             except (BoxError, DumpError) as e:
-                box.remove()
+                kept = isinstance(e, DumpError)  # a full disk may have room again
+                if not kept:
+                    box.remove()
                 logger.error(
-                    "g4debug: scheduler %d is gone (%s); no dump can be made of its black box: %s",
+                    "g4debug: scheduler %d is gone (%s); no dump can be made of its black box: "
+                    "%s%s",
                     pid,
                     maker.end.words,
                     e,
+                    f". It stays in {path}: g4debug list tries again" if kept else "",
                 )
                 return True
         if made is not None:
@@ -136,15 +158,33 @@ class SchedulerWatch:
             self._settle()
         for path in black_box.paths():
             with black_box.opened(path) as box:
-                if box is not None and not box.dead and target in (box.owner.server, box.owner.pid):
+                if box is None or box.dead or target not in (box.owner.server, box.owner.pid):
+                    continue
+                if box.owner.server < 0 or _is_of(box.owner, box.owner.server):
                     box.remove()
 
     def _settle(self) -> None:
         """Make the dumps of all schedulers of this launch that have ended by now."""
-        if self.pid != os.getpid() or not self.lock.acquire(timeout=PATIENCE):
-            return  # of a fork, or of a thread that is stuck: the server must end
+        main = threading.current_thread() is threading.main_thread()
+        if self.pid != os.getpid() or (main and self.settling):
+            return  # of a fork, or a signal handler in the middle of this: it would wait for itself
+        self.settling = self.settling or main
         try:
-            for pid in self.others.schedulers():
-                self._make(pid)
+            if not self.lock.acquire(timeout=PATIENCE):
+                return  # of a thread that is stuck: the server must end
+            try:
+                for pid in self.others.schedulers():
+                    self._make(pid)
+            finally:
+                self.lock.release()
         finally:
-            self.lock.release()
+            if main:
+                self.settling = False
+
+
+def _is_of(owner: Owner, server: int) -> bool:
+    """True if this process runs, and is the server's first one of this box.
+
+    Containers may share ``/dev/shm``, and in each of them the server has the same number.
+    """
+    return owner.server == server and process_end.runs(server, owner.server_began)

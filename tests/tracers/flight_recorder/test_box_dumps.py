@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import random
 import signal
@@ -17,6 +18,7 @@ from g4debug.dumps import reading
 from g4debug.dumps.errors import DumpError
 from g4debug.findings import black_box, process_end
 from g4debug.findings.black_box import BoxError
+from g4debug.findings.memory_map import KV, MemoryMap, MemoryRange
 from g4debug.findings.process_end import End
 from g4debug.settings import Settings
 from g4debug.tracers.base import Context
@@ -49,10 +51,10 @@ def left(folder: Path, steps: int = 5, returned: int = 4) -> Path:
     return path
 
 
-def made(path: Path, end: End, ended_ns: int = 10**18 + 10**9):
+def made(path: Path, end: End, ended_ns: int = 10**18 + 10**9, **known):
     with black_box.opened(path) as box:
         assert box.dead
-        found = box_dumps.make(box, Maker(WHO, end, ended_ns))
+        found = box_dumps.make(box, Maker(WHO, end, ended_ns, **known))
     return None if found is None else reading.read(found[1])
 
 
@@ -63,9 +65,10 @@ def made(path: Path, end: End, ended_ns: int = 10**18 + 10**9):
         (End(signal=11), "native-crash", "Fatal Python error"),
         (End(signal=6), "native-crash", "abort()"),
         (End(signal=14), "native-crash", "kept the GIL"),
-        (End(signal=35), "native-crash", ""),
+        (End(signal=10), "killed", "no fault in the code"),
+        (End(signal=35), "killed", "no fault in the code"),
         (End(code=3), "gone", "called exit()"),
-        (End(), "gone", "nobody was left to see it"),
+        (End(), "gone", "was taken by other code of the server"),
     ],
 )
 def test_the_end_decides_the_kind(folder, end, kind, words):
@@ -105,6 +108,14 @@ def test_the_counters_of_the_oom_killer(folder, monkeypatch):
     record = made(path, End(signal=9))
     assert record.finding.kind == "oom-killed"
     assert "has killed 1 process of its cgroup" in record.finding.cause
+    # A fault is no kill, and a kill of last week says nothing: the server has looked since.
+    monkeypatch.setattr(process_end, "oom_kills", lambda: {"cgroup 5": 2, "host": 7})
+    fault, kill = left(folder), left(folder)
+    monkeypatch.setattr(process_end, "oom_kills", lambda: {"cgroup 5": 3, "host": 8})
+    assert "OOM" not in made(fault, End(signal=11)).finding.cause
+    record = made(kill, End(signal=9), oom_kills={"cgroup 5": 3, "host": 8})
+    assert record.finding.kind == "killed"
+    assert "OOM" not in record.finding.cause
     # Another container's counter says nothing, the host's only that it may be.
     monkeypatch.setattr(process_end, "oom_kills", lambda: {"cgroup 6": 90, "host": 9})
     record = made(other, End(signal=9))
@@ -118,6 +129,7 @@ def test_what_has_no_room_goes_before_the_rest(folder):
     boxing.begin()
     describe = context.trap.describe
     many = {f"argument-{n}": "x" * 100 for n in range(3000)}
+    context.trap.describe.memory = lambda: MemoryMap((MemoryRange(100, 50, KV),))
     context.trap.describe = lambda *args: dataclasses.replace(describe(*args), defaults=many)
     boxing.tell()
     boxing.step(step(1))
@@ -125,8 +137,58 @@ def test_what_has_no_room_goes_before_the_rest(folder):
     boxing.box._give_up()
     record = made(path, End(signal=9))
     assert record.defaults == {}
+    assert record.memory is not None
+    assert "has no memory map" not in str(context.status.record())
     assert record.versions
     assert len(record.steps) == 1
+
+
+def test_a_box_without_room_for_the_memory_map_says_so(folder):
+    context = Context.alone("flight-recorder", Settings(debug_dir=folder / "dumps"))
+    boxing = Boxing(context, SimpleNamespace(last=0, replays=0), lambda: "")
+    many = [MemoryRange(n * 100, 50, KV, "k_buffer", layer=n) for n in range(1, 2000)]
+    context.trap.describe.memory = lambda: MemoryMap(tuple(many))
+    boxing.begin()
+    boxing.box._give_up()
+    assert made(boxing.box.path, End(signal=9)).memory is None
+    assert "has no memory map" in str(context.status.record())
+
+
+def test_an_idle_server_makes_no_tape_for_its_box(folder):
+    context = Context.alone("flight-recorder", Settings(debug_dir=folder / "dumps"))
+    boxing = Boxing(context, SimpleNamespace(last=0, replays=0), lambda: "")
+    asked = []
+    for name in ("tape", "allocator_events"):
+        setattr(context.trap.describe, name, lambda: asked.append(1) or ())
+    boxing.begin()
+    boxing.tell()
+    assert boxing.box is not None
+    assert not asked
+    boxing.remove()
+
+
+def test_a_box_that_cannot_be_begun_is_none(folder):
+    """One without steps would say that the scheduler died before its first one."""
+    context = Context.alone("flight-recorder", Settings(debug_dir=folder / "dumps"))
+    boxing = Boxing(context, SimpleNamespace(last=0, replays=0), lambda: 1 / 0)
+    boxing.begin()
+    assert boxing.box is None
+    assert not list((folder / "boxes").iterdir())
+    assert "ZeroDivisionError" in str(context.status.record())
+
+
+def test_the_replays_are_those_of_the_steps_that_are_innocent(folder):
+    context = Context.alone("flight-recorder", Settings(debug_dir=folder / "dumps"))
+    waited = SimpleNamespace(last=0, replays=0)
+    boxing = Boxing(context, waited, lambda: "")
+    boxing.begin()
+    for n in range(1, 5):
+        boxing._due = 0
+        boxing.step(step(n))
+        waited.last = waited.replays = n
+    status = json.loads(black_box.content(boxing.box.path.read_bytes()).blobs["status"])
+    assert status["finished"] == status["replays"] == 2
+    boxing.remove()
 
 
 def test_nobody_makes_it_while_the_server_could(folder, monkeypatch):
@@ -147,6 +209,7 @@ def test_those_of_another_folder_stay_and_old_ones_go(folder):
     dumps = sorted((folder / "dumps").iterdir())
     assert len(dumps) == black_box.MOST
     record = reading.read(dumps[0])
+    assert "nobody was left to see it" in record.finding.cause
     assert "by g4debug list" in record.finding.got
     assert record.created == "2001-09-09T01:46:40.000+00:00"  # of its last step
 
@@ -160,6 +223,10 @@ def test_a_folder_that_cannot_be_written_keeps_the_box(folder):
     ((where, why),) = box_dumps.collect(folder / "dumps", "g4debug list")
     assert where == path
     assert "cannot write" in why
+    others = [left(folder, steps=1) for _ in range(black_box.MOST)]
+    assert len(box_dumps.collect(folder / "dumps", "g4debug list")) == black_box.MOST + 1
+    assert not path.exists()  # the oldest goes, so that /dev/shm does not fill up
+    assert all(other.exists() for other in others)
 
 
 def test_boxes_from_anybody_are_bounded(folder):

@@ -48,6 +48,40 @@ def test_it_is_switched_on_without_memory_and_goes_on(tmp_path):
     assert coredump.is_ours(found)
 
 
+@pytest.mark.parametrize(
+    ("version", "is_armed"),
+    [
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.03  Tue Oct 7", True),
+        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  595.45.04  Release", True),
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12", False),
+        ("something else", False),
+        (None, False),  # a device, and nobody says which driver
+    ],
+)
+def test_a_driver_that_may_not_know_the_flags_is_told_nothing(
+    tmp_path, monkeypatch, version, is_armed
+):
+    driver = tmp_path / "version"
+    if version is not None:
+        driver.write_text(version)
+    monkeypatch.setattr(coredump, "DRIVER", driver)
+    monkeypatch.setattr(coredump, "DEVICES", (tmp_path,))
+    assert bool(armed(tmp_path / "dumps")) == is_armed
+    assert bool(coredump.why_not(tmp_path)) != is_armed
+    monkeypatch.setattr(coredump, "DEVICES", (tmp_path / "none",))
+    if version is None:
+        assert armed(tmp_path / "dumps")
+
+
+def test_a_folder_that_cannot_be_looked_into_does_not_stop_the_server(tmp_path, monkeypatch):
+    def refuses(path):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(type(tmp_path), "exists", refuses)
+    assert armed(tmp_path) == {}
+    assert "Permission denied" in coredump.why_not(tmp_path)
+
+
 @pytest.mark.parametrize("name", [ENABLE, FLAGS, FILE])
 def test_what_somebody_has_set_stays(tmp_path, name):
     assert armed(tmp_path, **{name: "mine"}) == {name: "mine"}
@@ -139,8 +173,10 @@ def test_where_there_is_none_nobody_waits_for_long(tmp_path, monkeypatch, caplog
     monkeypatch.setattr(core_autopsy, "WRITTEN", 0.5)
     monkeypatch.setattr(core_autopsy, "APPEARS", 0.3)
     run(tmp_path, armed(tmp_path))
+    assert caplog.text == ""
     core = tmp_path / "g4debug-core-host-77-17.nvcudmp"
     core.write_text("")  # it is never written
     run(tmp_path, armed(tmp_path))
     assert time.monotonic() - begin < 4
-    assert caplog.text == ""
+    assert f"had not written all of {core}" in caplog.text
+    assert f"g4debug autopsy --write {core} {tmp_path / 'dump'}" in caplog.text

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import time
 
 import pytest
 import releases
@@ -11,6 +13,8 @@ from real_backend import Rig, capture_graph
 
 from g4debug.findings import memory_map
 from g4debug.findings.memory_map import GIVEN_BACK, KV, SEGMENT, MemoryMap, MemoryRange
+from g4debug.settings import Settings
+from g4debug.tracers.base import Context
 from g4debug.tracers.flight_recorder import memory
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="on the CPU engine")
@@ -87,3 +91,47 @@ def test_the_static_page_tables_of_a_real_backend_are_in_the_map(arm):
         assert r.what == "page table", (name, r)
     (rows,) = found.at(rig.req_to_token.req_to_token.data_ptr())
     assert rows.name.endswith("req_to_token")
+
+
+def test_many_segments_do_not_keep_the_next_request_waiting(monkeypatch):
+    """10,000 segments, 5,000 ranges: to look at each pair took more than 1 s."""
+    size = 2 << 20
+    segments = [
+        {"address": n * size, "total_size": size, "allocated_size": n % 3} for n in range(1, 10_001)
+    ]
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
+    kv = [MemoryRange(n * size + 512, 1000, KV) for n in range(1, 10_001, 4)]
+    weights = [MemoryRange(n * size, 512, "weights") for n in range(1, 10_001, 4)]
+    begin = time.perf_counter()
+    found = memory._segments(kv, weights)
+    assert time.perf_counter() - begin < 0.5
+    names = {r.name for r in found}
+    assert names == {
+        "KV and weights",
+        "KV and free and weights",
+        "free",
+        "workspace and activations",
+    }
+
+
+def test_a_map_that_takes_long_is_made_rarely(monkeypatch):
+    now = [1000.0]
+    watch = memory.MemoryWatch(Context.alone("flight-recorder", Settings()), None)
+    watch.map = MemoryMap(())
+    counts = itertools.count()
+    monkeypatch.setattr(memory, "changed", lambda: next(counts))
+    monkeypatch.setattr(memory.time, "monotonic", lambda: now[0])
+    made = []
+
+    def make():
+        made.append(now[0])
+        now[0] += 2.0
+
+    monkeypatch.setattr(watch, "_make", make)
+    watch.before_idle()
+    now[0] += 100
+    watch.before_idle()
+    assert len(made) == 1
+    now[0] += 200
+    watch.before_idle()
+    assert len(made) == 2

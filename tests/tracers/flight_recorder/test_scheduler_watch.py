@@ -1,0 +1,117 @@
+"""The server's main process: whose black box it takes; its end does not wait for itself."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+from black_boxes import step
+
+from g4debug.findings import black_box, process_end
+from g4debug.findings.black_box import BlackBox, Owner
+from g4debug.hooking import roles
+from g4debug.settings import Settings
+from g4debug.tracers.base import Context
+from g4debug.tracers.flight_recorder import scheduler_watch
+from g4debug.tracers.flight_recorder.scheduler_watch import SchedulerWatch
+
+
+@pytest.fixture
+def watch(tmp_path, monkeypatch):
+    (tmp_path / "boxes").mkdir()
+    monkeypatch.setattr(black_box.paths, "__defaults__", (tmp_path / "boxes",))
+    context = Context.alone("flight-recorder", Settings(debug_dir=tmp_path / "dumps"))
+    made = SchedulerWatch(context, roles.Role())
+    made.pid = os.getpid()
+    return made
+
+
+def box_of(tmp_path, pid: int, began: int) -> BlackBox:
+    dumps = str(tmp_path / "dumps")
+    box = BlackBox(
+        Owner(pid, os.getpid(), began, time.time_ns(), "", "", dumps), tmp_path / "boxes"
+    )
+    box.step(step(1))
+    return box
+
+
+def test_the_box_of_a_server_with_the_same_number_elsewhere_stays(watch, tmp_path):
+    """Two containers with ``--ipc=host``: in both, the server is process 1."""
+    mine = box_of(tmp_path, 77, process_end.began(os.getpid()))
+    elsewhere = box_of(tmp_path, 77, process_end.began(os.getpid()) + 5)
+    watch.before_kill(None)
+    assert not mine.path.exists()
+    assert elsewhere.path.exists()
+    elsewhere._give_up()  # its process dies: it is not this server's scheduler
+    watch._make(77)
+    assert elsewhere.path.exists()
+    assert not (tmp_path / "dumps").exists()
+
+
+def test_it_looks_at_the_oom_killer_before_a_scheduler_ends(watch, monkeypatch):
+    made = []
+    monkeypatch.setattr(process_end, "oom_kills", lambda: {"host": 3})
+    monkeypatch.setattr(scheduler_watch.box_dumps, "collect", lambda *args: [])
+    monkeypatch.setattr(watch, "_make", lambda pid: made.append([*watch.oom_kills]))
+    gone = SimpleNamespace(schedulers=lambda: [0] if made else [2**22 + 7])
+    monkeypatch.setattr(watch, "others", gone)
+    watch._watch()  # ends at process 0, which there is none
+    assert made == [[{"host": 3}]]
+
+
+def test_a_signal_while_the_dumps_are_made_does_not_wait_for_itself(watch, monkeypatch):
+    """SIGQUIT comes in the main thread, in the middle of the end by Ctrl-C."""
+    waited = []
+
+    def made(pid):
+        begin = time.monotonic()
+        watch.before_kill(None)
+        waited.append(time.monotonic() - begin)
+
+    monkeypatch.setattr(scheduler_watch, "PATIENCE", 2.0)
+    monkeypatch.setattr(watch, "_make", made)
+    monkeypatch.setattr(watch, "others", SimpleNamespace(schedulers=lambda: [5]))
+    watch._settle()
+    assert len(waited) == 1
+    assert waited[0] < 1
+    watch._settle()
+    assert len(waited) == 2
+
+
+def test_a_full_disk_costs_no_evidence(watch, tmp_path, caplog):
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    box = box_of(tmp_path, child.pid, process_end.began(os.getpid()))
+    box._give_up()
+    (tmp_path / "dumps").write_text("a file, in which nothing can be written")
+    watch._make(child.pid)
+    assert f"It stays in {box.path}" in caplog.text
+    (tmp_path / "dumps").unlink()
+    watch._make(child.pid)
+    assert len(list((tmp_path / "dumps").iterdir())) == 1
+
+
+def test_a_fork_has_a_lock_of_its_own(watch, monkeypatch):
+    watch.lock.acquire()  # by the thread of the parent, which is not there in the child
+    watch.pid = -1
+    monkeypatch.setattr(watch, "_watch", lambda: None)
+    monkeypatch.setattr(scheduler_watch.atexit, "register", lambda call: None)
+    watch.start()
+    assert not watch.lock.locked()
+
+
+def test_a_box_that_somebody_else_holds_is_told(watch, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(scheduler_watch, "TRIES", 2)
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    box = box_of(tmp_path, child.pid, process_end.began(os.getpid()))
+    watch._make(child.pid)
+    assert f"another process holds its black box {box.path}" in caplog.text
+    fcntl.flock(box._fd, fcntl.LOCK_UN)
+    watch._make(child.pid)
+    assert len(list((tmp_path / "dumps").iterdir())) == 1
