@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.util
 import json
 import os
 import pty
@@ -256,6 +257,16 @@ def test_an_exception_of_sglangs_own_comes_again_and_becomes_a_script(
     assert again["text"].startswith("reproduced: ")
 
 
+def simulates_on_cuda() -> bool:
+    """True where SGLang makes simulated accept lengths on CUDA, whatever the server's device is."""
+    spec = importlib.util.find_spec("sglang")
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    source = Path(spec.submodule_search_locations[0], "srt/speculative/spec_utils.py").read_text()
+    body = source.partition("def generate_simulated_accept_index")[2].partition("\ndef ")[0]
+    return 'device="cuda"' in body
+
+
 def test_variables_by_which_the_host_decides_are_those_of_the_server(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -266,7 +277,8 @@ def test_variables_by_which_the_host_decides_are_those_of_the_server(
         "SGLANG_INIT_NEW_TOKEN_RATIO": "0.2",
     }
     engine = {"max_total_tokens": 1536, "schedule_policy": "lpm"}
-    record = recorded(tmp_path, True, 40, engine, 16, SGLANG_SIMULATE_ACC_LEN="2", **environ)
+    accepted = {} if simulates_on_cuda() else {"SGLANG_SIMULATE_ACC_LEN": "2"}
+    record = recorded(tmp_path, True, 40, engine, 16, **accepted, **environ)
     assert record.tape is not None
     assert record.tape.variables == environ
     assert record.tape.limits == ()
