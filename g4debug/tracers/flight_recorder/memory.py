@@ -108,7 +108,7 @@ def make(scheduler: Any, runners: Iterable[Any], step: int) -> MemoryMap:
         found += kv_buffers(getattr(runner, "token_to_kv_pool", None), name)
         weights += _weights(getattr(runner, "model", None), name)
         found += _backend(getattr(runner, "attn_backend", None), name)
-    cuda = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    cuda = uses_cuda()
     if cuda:
         device = f"cuda:{torch.cuda.current_device()}"
         found += _segments(found, weights)
@@ -116,9 +116,14 @@ def make(scheduler: Any, runners: Iterable[Any], step: int) -> MemoryMap:
     return memory_map.make((*found, *large), MOST, step, device, cuda)
 
 
+def uses_cuda() -> bool:
+    """True if this process has a CUDA context; asking makes none."""
+    return torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+
+
 def changed() -> int:
     """A number that differs when the caching allocator has got or given back a segment."""
-    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]
+    if not uses_cuda():
         return 0
     stats = torch.cuda.memory_stats()
     names = ("segment.all.allocated", "segment.all.freed")

@@ -194,9 +194,13 @@ class Taping:
             self._told.add(what)
         self.limits[what] = lasts or self.limits.get(what, False)
 
+    def _limits_end(self) -> bool:
+        """True if a limit ends where the tape begins anew: not while a session holds pages."""
+        return not all(self.limits.values()) and not open_sessions(self.scheduler)
+
     def _end_limits(self) -> None:
         """The tape begins anew, without a request that runs."""
-        if all(self.limits.values()) or open_sessions(self.scheduler):
+        if not self._limits_end():
             return
         self.ring.forget()  # nobody can replay what is before
         self.ended_limits = tuple(what for what, lasts in self.limits.items() if not lasts)
@@ -253,8 +257,7 @@ class Taping:
             for rid in list(self.live):  # ended while they waited
                 self._end(rid, (), How.ABORT)
             self._rows = []
-            ends = not all(self.limits.values()) and not open_sessions(self.scheduler)
-            if len(self.ring.now) > self.ring.part or ends:
+            if len(self.ring.now) > self.ring.part or self._limits_end():
                 self._start(Why.IDLE)
 
     def round(self, scheduler: Any, messages: Any, *args: Any, **kwargs: Any) -> None:
