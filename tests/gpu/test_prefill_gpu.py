@@ -12,13 +12,17 @@ from g4debug.dumps import reading
 from g4debug.fixes.source import exists, source
 
 HOOK = "sglang.srt.arg_groups.attention_hook"
+
+
+def on_sm90() -> bool:
+    """True if this SGLang has a trtllm_mha prefill for sm90."""
+    return exists(HOOK) and "backend for prefill requires Hopper (SM90)" in source(HOOK)
+
+
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    pytest.mark.skipif(
-        not exists(HOOK) or "backend for prefill requires Hopper (SM90)" not in source(HOOK),
-        reason="this SGLang has no trtllm_mha prefill on sm90",
-    ),
+    pytest.mark.skipif(not on_sm90(), reason="this SGLang has no trtllm_mha prefill on sm90"),
 ]
 WORKLOAD = "workloads.e4b_trtllm_mtp:ONE_BACKEND"
 

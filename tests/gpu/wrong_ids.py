@@ -21,5 +21,5 @@ def register() -> None:
             return torch.nn.functional.embedding(ids, layer.weight)
         return call_next(layer, ids, *args, **kwargs)
 
-    path = "sglang.srt.layers.vocab_parallel_embedding.VocabParallelEmbedding.forward"
+    path = "sglang.srt.models.gemma3_causal.Gemma3TextScaledWordEmbedding.forward"  # Gemma-4's, too
     HookRegistry.register(path, lookup, HookType.AROUND)
