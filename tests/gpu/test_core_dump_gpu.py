@@ -36,6 +36,7 @@ CASES = {
     "a page table, in graph replay": (f"{E4B}:ON_A_GPU", "page-oob=1*on@mode=replay"),
     "a page table, in a prefill": (f"{E4B}:ONE_BACKEND", "page-oob=1*on@mode=extend"),
     "a list of tokens": (f"{E4B}:TRITON", "token-oob=1*on"),
+    "a server that fills its GPU": (f"{E4B}:FULL", "page-oob=1*on@mode=replay"),
 }
 
 

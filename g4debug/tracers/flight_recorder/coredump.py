@@ -1,10 +1,11 @@
 """Lets the CUDA driver write core dumps, and finds the one of this process.
 
 The driver writes one when a kernel faults, if it was told so before this process began with CUDA.
-It has the address that faulted, and costs nothing until then. With the flight recorder it is told
-so, unless somebody has set one of these variables: the user, or SGLang, which sets them where
-``SGLANG_CUDA_COREDUMP=1`` (``debug_utils/cuda_coredump.py``). Its file has no memory of the device,
-and lies beside the dumps. Reads no device, and imports neither torch nor sglang.
+It has the address that faulted. ``benchmarks/core_dumps.py`` measures what that costs while nothing
+faults. With the flight recorder the driver is told so, unless somebody has set one of these
+variables: the user, or SGLang, which sets them where ``SGLANG_CUDA_COREDUMP=1``
+(``debug_utils/cuda_coredump.py``). Its file has no memory of the device, and lies beside the dumps.
+Reads no device, and imports neither torch nor sglang.
 """
 
 from __future__ import annotations
