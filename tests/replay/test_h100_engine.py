@@ -1,8 +1,8 @@
 """Tapes of servers on a H100, replayed on the CPU engine. Each needs the release that made it.
 
 Recorded from ``tests/gpu/serve_shared_prefixes.py``: 400 requests, and 250 of which one meets the
-fault ``cached-page-alias``; and from ``repro/soak.py``: 2,000 requests, of which the first steps
-are replayed here. Environment variables with paths were taken out of the dumps.
+fault ``cached-page-alias``; and from ``repro/soak.py``: 2,000 requests each, of which the first
+steps are replayed here. Environment variables with paths were taken out of the dumps.
 """
 
 from __future__ import annotations
