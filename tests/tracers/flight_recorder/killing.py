@@ -68,17 +68,22 @@ def register() -> None:
     class Torn:
         """Writes the number that marks a record as whole, but not that of the last one."""
 
-        size = black_box._NUMBER.size
-        unpack_from = black_box._NUMBER.unpack_from
-        pack = black_box._NUMBER.pack_into
+        def __init__(self, numbers):
+            self.numbers = numbers
 
-        def pack_into(self, box, at, number):
-            if number and due():
+        def __setitem__(self, at, number):
+            if number and at != black_box._MARKS_AT >> 3 and due():
                 end()
-            self.pack(box, at, number)
+            self.numbers[at] = number
 
     if at == "write":
-        black_box._NUMBER = Torn()
+        lie_in = black_box.BlackBox._lie_in
+
+        def torn(box, memory):
+            lie_in(box, memory)
+            box._numbers = Torn(box._numbers)
+
+        black_box.BlackBox._lie_in = torn
     backend = "sglang.srt.layers.attention.trtllm_mha_backend.TRTLLMHAAttnBackend"
     for phase in ("forward_decode", "forward_extend"):
         HookRegistry.register(f"{backend}.{phase}", forward, HookType.AROUND)
