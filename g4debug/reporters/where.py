@@ -31,5 +31,5 @@ def render(found: Sequence[Found], more: int, memory: MemoryMap, console: Consol
     age = (
         f"The map was made in step {memory.step}" if memory.step > 0 else "The map is of the start"
     )
-    more = f"; {memory.left_out} small buffers had no room in it" if memory.left_out else ""
-    console.print(Text(f"{age}, of {len(memory.ranges)} buffers{more}.", "dim"))
+    small = f"; {memory.left_out} small buffers had no room in it" if memory.left_out else ""
+    console.print(Text(f"{age}, of {len(memory.ranges)} buffers{small}.", "dim"))
