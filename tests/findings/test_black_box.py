@@ -215,6 +215,101 @@ def test_a_folder_without_room_is_told(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+# --- a folder that is full, or cannot be written ----------------------------------------------
+
+
+@contextlib.contextmanager
+def mounted(folder: Path, size: int, *options: str):
+    """A tmpfs of so many bytes."""
+    words = ",".join((f"size={size}", *options))
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", words, "tmpfs", folder], capture_output=True, check=False
+    )
+    if done.returncode:
+        pytest.skip(f"no file system can be mounted here: {done.stderr.decode().strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
+WHOLE = """
+import os, sys
+from pathlib import Path
+from g4debug.findings.black_box import BLOBS, EVENTS, STEPS, BlackBox, Owner
+from g4debug.findings.record import PageEvent
+from black_boxes import step
+folder = Path(sys.argv[1])
+box = BlackBox(Owner(os.getpid(), 1, 2, 3, "h", "l", "/d"), folder)
+with open(folder / "others", "wb", buffering=0) as file:
+    try:
+        while file.write(bytes(1 << 12)):
+            pass
+    except OSError as e:
+        print(e.strerror)
+for n in range(2 * STEPS):
+    box.step(*step(n, [f"r{i}" * 9 for i in range(256)], range(256), **{
+        name: list(range(256)) for name in ("rows", "committed", "allocated", "evicted")
+    }))
+for n in range(2 * EVENTS):
+    box.event(PageEvent(n, "free", "full", (1, 2, 3), 3))
+for _ in range(2):
+    for name, size in BLOBS.items():
+        box.write(name, bytes(size))
+box.left("/d/dump")
+print("whole")
+"""
+
+
+def test_a_file_system_that_gets_full_does_not_kill_the_scheduler(tmp_path):
+    """A store into a page that a full tmpfs cannot give is SIGBUS: all of it is there before."""
+    with mounted(tmp_path, black_box.LEAVES + TOTAL_BYTES + (1 << 16)):
+        done = subprocess.run(
+            [sys.executable, "-c", WHOLE, str(tmp_path)],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        assert done.stdout.split("\n")[:2] == ["No space left on device", "whole"], done.stderr
+
+
+def test_a_rank_that_another_one_takes_the_room_from_has_no_box(tmp_path, monkeypatch):
+    """Both have seen that there is room."""
+    with mounted(tmp_path, TOTAL_BYTES + (1 << 16)):
+        room = SimpleNamespace(f_bavail=1 << 20, f_frsize=4096)
+        monkeypatch.setattr(os, "statvfs", lambda path: room)
+        first = BlackBox(OWNER, tmp_path)
+        with pytest.raises(BoxError, match="No space left on device"):
+            BlackBox(OWNER, tmp_path)
+        assert black_box.paths(tmp_path) == [first.path]
+        first.step(*step(1))
+        assert [s["step"] for s in read(first).steps] == [1]
+        first.remove()
+
+
+def test_a_folder_that_is_read_only_is_told(tmp_path):
+    with (
+        mounted(tmp_path, 1 << 26, "ro"),
+        pytest.raises(BoxError, match="Read-only file system"),
+    ):
+        BlackBox(OWNER, tmp_path)
+
+
+def test_a_limit_of_a_file_s_size_is_told(tmp_path):
+    code = (
+        "import os, resource, sys; from pathlib import Path; "
+        "from g4debug.findings.black_box import BlackBox, BoxError, Owner\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))\n"
+        "try: BlackBox(Owner(1, 2, 3, 4, 'h', 'l', '/d'), Path(sys.argv[1]))\n"
+        "except BoxError as e: print(e)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True
+    )
+    assert "File too large" in done.stdout, done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 # --- whose it is ----------------------------------------------------------------------------------
 
 CHILD = """

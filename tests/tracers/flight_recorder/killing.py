@@ -3,7 +3,8 @@
 KILL_BY is the number of a signal, ``exit`` for ``os._exit(3)``, or ``memory`` to take all there is.
 KILL_AT is ``start`` (while the model is loaded), ``forward`` (in a step), ``write`` (in the middle
 of a record of the black box), ``idle``, ``server`` (in a step, the server's first process instead)
-or ``never``. KILL_STEP is the step, KILL_RANK the rank or ``both``.
+or ``never``. KILL_STEP is the step, KILL_RANK the rank or ``both``; a rank is tensor-parallel, or
+with ``dp`` in front data-parallel.
 """
 
 import os
@@ -38,7 +39,8 @@ def register() -> None:
 
     def due() -> bool:
         rank = os.environ.get("KILL_RANK", "0")
-        mine = rank == "both" or recorder().rank in (-1, int(rank))
+        ranks = recorder().ranks
+        mine = rank in ("both", f"dp{ranks.dp}") or str(ranks.tp) == rank or ranks.tp < 0
         return mine and recorder().step >= when
 
     def forward(attend, *args, **kwargs):

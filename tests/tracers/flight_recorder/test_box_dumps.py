@@ -177,6 +177,23 @@ def test_a_box_that_cannot_be_begun_is_none(folder):
     assert "ZeroDivisionError" in str(context.status.record())
 
 
+def test_a_server_without_room_for_a_box_goes_on_and_says_so(folder, monkeypatch, caplog):
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=1, f_frsize=4096))
+    context = Context.alone("flight-recorder", Settings(debug_dir=folder / "dumps"))
+    boxing = Boxing(context, SimpleNamespace(last=0, replays=0), lambda: "")
+    boxing.begin()
+    said = "a scheduler that is killed leaves no dump"
+    (limit,) = context.status.record().limits
+    assert limit.what == said
+    assert "MiB free" in limit.why
+    assert said in caplog.text
+    for call in (boxing.tell, lambda: boxing.step(*step(1), 10**18), lambda: boxing.returned(None)):
+        call()
+    boxing.left(folder)
+    boxing.remove()
+    assert not list((folder / "boxes").iterdir())
+
+
 def test_the_replays_are_those_of_the_steps_that_are_innocent(folder):
     context = Context.alone("flight-recorder", Settings(debug_dir=folder / "dumps"))
     waited = SimpleNamespace(last=0, replays=0)
