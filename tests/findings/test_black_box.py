@@ -383,7 +383,7 @@ def test_a_child_that_lives_on_does_not_keep_the_box_alive(tmp_path):
 
 def test_other_files_are_no_boxes(tmp_path):
     name = tmp_path / black_box.PREFIX
-    name.with_name(f"{name.name}short").write_bytes(b"g4debug-box 1\n")
+    name.with_name(f"{name.name}short").write_bytes(black_box.MAGIC)
     name.with_name(f"{name.name}zero").write_bytes(b"\0" * TOTAL_BYTES)
     name.with_name(f"{name.name}folder").mkdir()
     name.with_name(f"{name.name}link").symlink_to("/dev/zero")
