@@ -54,6 +54,7 @@ class Recorder:
         self.preparing = False
         self.status = Status(self)
         self.also: Callable[[list[str], bytes, int], None] | None = None
+        self._rids: dict[int, str] | None = {}  # None: nobody has asked since the last step
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -96,6 +97,7 @@ class Recorder:
         """
         self.step += 1
         self.preparing = False
+        self._rids = {}  # the last step's would be wrong if this step is not recorded
 
     def record(self, batch: Any) -> None:
         """Record the step that was counted last. An unknown kind of batch may make this raise."""
@@ -117,7 +119,7 @@ class Recorder:
             "" if spec is None else type(spec).__name__,
         )
         self._kept.append((rids, packed))
-        self._recorded = step
+        self._recorded, self._rids = step, None
         if self.also is not None:
             self.also(rids, packed, at)
 
@@ -128,10 +130,11 @@ class Recorder:
 
     def requests_by_pool_index(self) -> dict[int, str]:
         """Row of ``req_to_token`` -> rid, for the requests of the running batch."""
-        step = self.current
-        if step is None:  # the last step's would be wrong
-            return {}
-        return {row: rid for row, rid in zip(step.rows, step.rids, strict=True) if row >= 0}
+        if self._rids is None:
+            step = _step(self._kept[-1])
+            known = zip(step.rows, step.rids, strict=True)
+            self._rids = {row: rid for row, rid in known if row >= 0}
+        return self._rids
 
     def pools(self) -> tuple[Pool, ...]:
         """Sizes and use of the target's KV pools, as the allocator knows them on the host."""
