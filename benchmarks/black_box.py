@@ -1,35 +1,45 @@
-"""What the black box costs the host: a step is recorded with it and without it, in turns.
+"""What the black box costs the host: a step is recorded in three ways, in turns.
 
-    python benchmarks/black_box.py [--rounds N]
+    python benchmarks/black_box.py [--rounds N] [--out FILE]
 
-It needs no SGLang and no GPU; the requests are stand-ins. *Before* is what the flight recorder did
-for a step without the box, *now* is the same with the box, and with the note of what was checked
-once in a second. The goal: the box adds at most what a record costs without it. An event of an
-allocator is measured in the same way, as the ledger enters it.
+It needs no SGLang and no GPU; the requests are stand-ins. *Objects* is what the flight recorder
+kept of a step before it kept bytes: a list of each field. *Bytes* is what it keeps now, without the
+box, and *box* the same with the box, and with the note of what was checked once in a second. The
+goal: *box* takes no longer than *objects*. An event of an allocator is measured in the same way, as
+the ledger enters it: there the box comes beside the object. --out: CSV with a line of each round.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
+import json
 import statistics
 import time
 from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
 
 from g4debug.findings.record import PageEvent
+from g4debug.findings.steps import Recorder, pool_sizes
+from g4debug.hooking import req_kv
 from g4debug.ledger.books import PoolLedger
 from g4debug.ledger.ledger import Ledger
 from g4debug.settings import Settings
 from g4debug.tracers.base import Context
 from g4debug.tracers.flight_recorder.boxing import Boxing
 from g4debug.tracers.flight_recorder.completed_steps import Waited
+from g4debug.trapping.describe import device, versions
 
-CALLS = 2000
+CALLS = 500
+PATHS = tuple(f"kv.{name}" for name in req_kv.OF_STEP)
+GETTERS = {PATHS: attrgetter(*PATHS)}
 
 
 def batch(rows: int) -> SimpleNamespace:
@@ -64,43 +74,91 @@ def scheduler() -> SimpleNamespace:
     return SimpleNamespace(token_to_kv_pool_allocator=allocator, waiting_queue=[])
 
 
+class Objects(Recorder):
+    """Keeps of a step what was kept before it was bytes (commit e224649)."""
+
+    def record(self, batch: SimpleNamespace) -> None:
+        requests = batch.reqs
+        rids = [str(request.rid) for request in requests]
+        assert not req_kv.evicts_by_component(requests)
+        held = requests[0].kv
+        paths = tuple(f"kv.{n}" if hasattr(held, n) else n for n in req_kv.OF_STEP)
+        rows, *lengths = map(list, zip(*map(GETTERS[paths], requests), strict=True))
+        if None in rows:
+            raise AssertionError
+        self.by_row = {row: rid for row, rid in zip(rows, rids, strict=True) if row >= 0}
+        host = batch.seq_lens_cpu
+        spec = getattr(batch, "spec_info", None)
+        used = [tokens - available for _, tokens, available in pool_sizes(self.scheduler)]
+        waiting = getattr(self.scheduler, "waiting_queue", None)
+        kept = (
+            self.step,
+            batch.forward_mode.name if batch.forward_mode else "",
+            rids,
+            host.tolist() if host is not None else [],
+            "" if spec is None else type(spec).__name__,
+            used,
+            time.time_ns(),
+            -1 if waiting is None else len(waiting),
+            rows,
+            *lengths,
+        )
+        self._kept.append(kept)  # type: ignore[arg-type]
+
+
 def microseconds(work: Callable[[], object]) -> float:
-    begin = time.perf_counter()
+    begin = time.thread_time()  # another process may take this core meanwhile
     for _ in range(CALLS):
         work()
-    return (time.perf_counter() - begin) / CALLS * 1e6
+    return (time.thread_time() - begin) / CALLS * 1e6
 
 
-def compared(
-    what: str, rounds: int, before: Callable[[], object], now: Callable[[], object]
-) -> None:
-    """Print the medians, and the ratio of each round with its range."""
-    before(), now()
-    pairs = [(microseconds(before), microseconds(now)) for _ in range(rounds)]
-    was, is_ = (statistics.median(times) for times in zip(*pairs, strict=True))
-    ratios = sorted(n / b for b, n in pairs)
-    print(
-        f"{what}: before {was:.1f} us, now {is_:.1f} us, ratio {statistics.median(ratios):.2f} "
-        f"({ratios[0]:.2f} to {ratios[-1]:.2f})"
-    )
+def compared(what: str, rounds: int, ways: dict[str, Callable[[], object]]) -> list[dict[str, Any]]:
+    """Time the ways in turns, and print their medians and ratios to the first, with the quartiles.
+
+    Returns the microseconds of each round.
+    """
+    for way in ways.values():
+        way()
+    turns = [{name: microseconds(way) for name, way in ways.items()} for _ in range(rounds)]
+    first, words = next(iter(ways)), []
+    for name in ways:
+        ratios = sorted(turn[name] / turn[first] for turn in turns)
+        words.append(
+            f"{name} {statistics.median(turn[name] for turn in turns):.1f} us, "
+            f"{statistics.median(ratios):.2f} ({ratios[rounds // 4]:.2f} to "
+            f"{ratios[rounds * 3 // 4]:.2f})"
+        )
+    print(f"{what}: {'; '.join(words)}")
+    return [
+        {"what": what, "round": n, **{name: f"{us:.2f}" for name, us in turn.items()}}
+        for n, turn in enumerate(turns, 1)
+    ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=15)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--rounds", type=int, default=99)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
     torch.set_num_threads(1)  # as on a busy host
+    rows: list[dict[str, Any]] = []
     with TemporaryDirectory() as folder:
         context = Context.alone("flight-recorder", Settings(debug=True, debug_dir=Path(folder)))
         recorder = context.recorder
         recorder.scheduler = scheduler()
         boxing = Boxing(context, Waited(recorder), lambda: "")
         boxing.begin()
+        before = Objects(64)
+        before.scheduler = recorder.scheduler
         try:
-            for rows in (1, 8, 64, 256):
-                one = batch(rows)
+            for count in (1, 8, 64, 256):
+                one = batch(count)
 
-                def record(one: SimpleNamespace = one) -> None:
+                def as_objects(one: SimpleNamespace = one) -> None:
+                    before.begin_step(one)
+
+                def as_bytes(one: SimpleNamespace = one) -> None:
                     recorder.also = None
                     recorder.begin_step(one)
 
@@ -109,7 +167,8 @@ def main() -> None:
                     recorder.begin_step(one)
                     boxing.returned(None)
 
-                compared(f"a step of {rows} requests", rounds, record, boxed)
+                ways = {"objects": as_objects, "bytes": as_bytes, "box": boxed}
+                rows += compared(f"a step of {count} requests", args.rounds, ways)
             ledger, pool = Ledger(recorder), PoolLedger("full", pages=4096, page_size=64)
             pages, words = np.array([7, 8, 9]), {"request": "r" * 32}
             words["caller"] = "schedule_batch.py:2013 alloc_for_decode"
@@ -118,9 +177,17 @@ def main() -> None:
                 ledger.log.also = also
                 ledger.enter(pool, "extend", pages, holds=True, **words)
 
-            compared("an event", rounds, lambda: event(None), lambda: event(boxing.event))
+            ways = {"objects": lambda: event(None), "box": lambda: event(boxing.event)}
+            rows += compared("an event", args.rounds, ways)
         finally:
             boxing.remove()
+    if args.out:
+        command = f"python benchmarks/black_box.py --rounds {args.rounds}"
+        with args.out.open("w", newline="") as file:
+            file.write(f"# {json.dumps({**versions(), **device(), 'command': command})}\n")
+            writer = csv.DictWriter(file, ("what", "round", "objects", "bytes", "box"))
+            writer.writeheader()
+            writer.writerows(rows)
 
 
 if __name__ == "__main__":

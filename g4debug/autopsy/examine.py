@@ -38,8 +38,7 @@ def of_core(core: Core, name: str, record: TrapRecord | None) -> Autopsy:
     warps, exception, pc = _faulted(core)
     warp = warps[0] if warps else None
     grid = core.grids.get(warp.grid) if warp is not None else _only(core)
-    place = images.find(core.images(), pc) if pc >= 0 else images.Place()
-    entry = images.find(core.images(), grid.entry) if grid is not None else images.Place()
+    place, entry = images.find(core.images(), pc, grid.entry if grid is not None else -1)
     known = Autopsy(
         core=name,
         verdict="",
@@ -261,7 +260,14 @@ def _of_page(
     parts = [buffer.part, *(p.buffer.part for p in vote.same if p.buffer is not None)]
     both = dataclasses.replace(buffer, part=" or ".join(sorted(set(parts))))
     where = places.outside(both, vote.address)
-    likely = "" if vote.sure or vote.same else "most likely "
+    sure = bool(vote.sure or vote.same)
+    likely = "" if sure else "most likely "
+    why = cause(buffer, page, token, record)
+    lanes = f"{vote.agree} of the {vote.lanes} lanes"
+    if why and not sure:
+        why = f"most likely ({lanes} agree, but only the distance tells the buffer): {why}"
+    elif why and vote.agree < vote.lanes:
+        why = f"for {lanes}: {why}"
     return dataclasses.replace(
         known,
         verdict=f"{_who(known)}: {likely}{where}{_of_row(known)}",
@@ -275,7 +281,7 @@ def _of_page(
         pages=buffer.pages,
         token=token,
         where="before" if page < 0 else "behind",
-        cause=cause(buffer, page, token, record),
+        cause=why,
         history=tuple(_history(buffer, page, known.request, record)),
         notes=tuple(notes),
     )

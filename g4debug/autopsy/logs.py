@@ -14,7 +14,8 @@ from g4debug.autopsy import places
 from g4debug.findings.memory_map import MemoryMap
 
 LOWEST, HIGHEST = 1 << 32, 1 << 57
-MOST = 1000  # addresses of one log
+FIRST, MOST = 1000, 100_000  # addresses of one log: so many are told unless all are asked for
+COUNTED = 1_000_000  # so many are counted
 LONGEST = 4096  # characters of a line that are looked at
 
 # Who says it, and how. dmesg writes an address in two parts: 7f6f_15400000.
@@ -49,9 +50,12 @@ def found(address: int, memory: MemoryMap, line: int = 0, says: str = "", text: 
     return Found(address, line, says, text, where)
 
 
-def addresses(lines: Iterable[str], memory: MemoryMap) -> Iterator[Found]:
-    """Each address once, in the order of the log."""
+def addresses(
+    lines: Iterable[str], memory: MemoryMap, most: int = FIRST
+) -> tuple[list[Found], int]:
+    """Each address once, in the order of the log, and how many more there are than ``most``."""
     seen: set[int] = set()
+    told: list[Found] = []
     for number, raw in enumerate(lines, 1):
         line = raw[:LONGEST]
         for says, address in _of(line):
@@ -59,9 +63,11 @@ def addresses(lines: Iterable[str], memory: MemoryMap) -> Iterator[Found]:
             if address in seen or not (LOWEST <= address < HIGHEST) or not (says or known):
                 continue
             seen.add(address)
-            if len(seen) > MOST:
-                return
-            yield found(address, memory, number, says, line.strip())
+            if len(told) < most:
+                told.append(found(address, memory, number, says, line.strip()))
+        if len(seen) >= COUNTED:
+            break
+    return told, len(seen) - len(told)
 
 
 def _of(line: str) -> Iterator[tuple[str, int]]:

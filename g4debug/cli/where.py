@@ -28,6 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "what", metavar="ADDRESS", help="an address in hex, or a log file, or - for stdin"
     )
     parser.add_argument("dump", type=Path, metavar="DUMP", help="the dump of the process")
+    parser.add_argument(
+        "--all", action="store_true", help="tell up to 100,000 addresses of a log, not 1,000"
+    )
     parser.add_argument("--json", action="store_true", help="print what was found as JSON")
     add_console_arguments(parser)
 
@@ -43,15 +46,17 @@ def run(args: argparse.Namespace) -> int:
             f"{args.dump}: it has no memory map; it is of an older g4debug, or of a process that "
             "died before its pools were made"
         )
+    more = 0
     given = HEX.fullmatch(args.what)
     if given and not Path(args.what).exists():
         found = [logs.found(int(given[1].replace("_", ""), 16), memory)]
     else:
-        found = list(logs.addresses(_lines(args.what), memory))
+        most = logs.MOST if args.all else logs.FIRST
+        found, more = logs.addresses(_lines(args.what), memory, most)
     if args.json:
-        json.write(found, sys.stdout)
+        json.write({"found": found, "left_out": more}, sys.stdout)
     else:
-        where.render(found, memory, console_for(args))
+        where.render(found, more, memory, console_for(args))
     return 0
 
 

@@ -35,20 +35,19 @@ import secrets
 import stat
 import struct
 import zlib
-from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from g4debug.findings import process_end
+from g4debug.findings import process_end, step_bytes
 
 if TYPE_CHECKING:
     from g4debug.findings.record import PageEvent
 
 FOLDER = Path("/dev/shm")
 PREFIX = "g4debug-box-"
-MAGIC = b"g4debug-box 1\n"  # another layout gets another magic
+MAGIC = b"g4debug-box 2\n"  # another layout gets another magic
 STEPS, STEP_BYTES = 64, 16 << 10
 EVENTS, EVENT_BYTES = 256, 256
 REQUESTS = 256  # of a step that are kept
@@ -65,13 +64,12 @@ _DUMP = struct.Struct("<q1024s")
 _NUMBER = struct.Struct("<q")
 _BLOB = struct.Struct("<qII")
 _PAGE = 4096
-# Of a step, behind its number: step, use of the full and the SWA pool, time, waiting requests; how
-# many requests it had; how many numbers each of five columns has; bytes of the rids; two names.
-_STEP = struct.Struct("<qqqqiI5HH24s48s")
-_COLUMNS_AT = 8 + _STEP.size
-_RIDS_AT = _COLUMNS_AT + 5 * REQUESTS * 4
-# Of an event, behind its number: step, count, eight pages, how many these are, stopped; five texts.
-_EVENT = struct.Struct("<qq8qBB12s6s40s64s38s")
+_RIDS_AT = 8 + step_bytes.size(REQUESTS)  # in a step's record; how many bytes of them, then they
+_RIDS = struct.Struct("<I")
+# Of an event, behind its number: step, count, how many pages, stopped, texts, pages.
+_SHOWN = 8
+_EVENTS_OF = [struct.Struct(f"<qqBB160s{shown}q") for shown in range(_SHOWN + 1)]
+_TEXTS = struct.Struct("<12s6s40s64s38s")  # kind, pool, request, caller and note
 
 
 def _places() -> tuple[dict[str, int], int, int, int]:
@@ -84,8 +82,8 @@ def _places() -> tuple[dict[str, int], int, int, int]:
 
 
 _BLOBS_AT, _STEPS_AT, _EVENTS_AT, TOTAL_BYTES = _places()
-assert _RIDS_AT + RIDS_BYTES <= STEP_BYTES
-assert 8 + _EVENT.size <= EVENT_BYTES
+assert _RIDS_AT + _RIDS.size + RIDS_BYTES <= STEP_BYTES
+assert 8 + _EVENTS_OF[_SHOWN].size <= EVENT_BYTES
 assert _MARKS_AT + _MARK.size + _DUMP.size <= _PAGE
 
 
@@ -125,7 +123,7 @@ class BlackBox:
             self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.posix_fallocate(self._fd, 0, TOTAL_BYTES)
-            self._map: Any = mmap.mmap(self._fd, TOTAL_BYTES)
+            self._lie_in(mmap.mmap(self._fd, TOTAL_BYTES))
         except OSError as e:
             self.remove()
             raise BoxError(f"it cannot be made in {folder} ({e.strerror})") from e
@@ -133,80 +131,44 @@ class BlackBox:
         self._steps = self._events = 0
         self._rids: list[str] = []
         self._packed = b""
-        self._names: dict[str, bytes] = {}
+        self._texts: dict[tuple[str, ...], bytes] = {}
         texts = (owner.host, owner.launch, owner.folder)
         numbers = (owner.pid, owner.server, owner.server_began, owner.born_ns)
         # Last, so that who sees the magic sees a file of the right size.
         _HEAD.pack_into(self._map, 0, MAGIC, *numbers, *map(os.fsencode, texts))
         os.register_at_fork(after_in_child=self._give_up)
 
-    def step(self, kept: tuple[Any, ...]) -> None:
-        """Write a step, see :meth:`g4debug.findings.steps.Recorder.record`."""
-        step, mode, rids, lengths, spec, used, at, waiting, *columns = kept
-        self._steps += 1
-        box, place = self._map, _STEPS_AT + self._steps % STEPS * STEP_BYTES
-        _NUMBER.pack_into(box, place, 0)
-        count = len(rids)
+    def step(self, rids: list[str], packed: bytes) -> None:
+        """Write a step, see :mod:`g4debug.findings.step_bytes`."""
+        self._steps = number = self._steps + 1
+        place = _STEPS_AT + number % STEPS * STEP_BYTES
+        box, numbers, at = self._map, self._numbers, place >> 3
+        numbers[at] = 0
+        if len(rids) > REQUESTS or len(packed) > _RIDS_AT - 8:
+            packed = step_bytes.shortened(packed, REQUESTS)
+        box[place + 8 : place + 8 + len(packed)] = packed
         if rids != self._rids:
             self._rids, self._packed = rids, _pack_rids(rids)
-        if count > REQUESTS:
-            lengths, *columns = (column[:REQUESTS] for column in (lengths, *columns))
-        rows, committed, allocated, evicted = columns
-        try:
-            numbers = array("i", lengths + rows + committed + allocated + evicted)
-        except (TypeError, OverflowError):  # SGLang does not say one of them
-            lengths, rows, committed, allocated, evicted = map(
-                _known, (lengths, rows, committed, allocated, evicted)
-            )
-            numbers = array("i", lengths + rows + committed + allocated + evicted)
-        _STEP.pack_into(
-            box,
-            place + 8,
-            step,
-            *((*used, -1, -1)[:2]),
-            at,
-            waiting,
-            count,
-            len(lengths),
-            len(rows),
-            len(committed),
-            len(allocated),
-            len(evicted),
-            len(self._packed),
-            self._name(mode),
-            self._name(spec),
-        )
-        place_of = place + _COLUMNS_AT
-        box[place_of : place_of + 4 * len(numbers)] = numbers.tobytes()
-        place_of = place + _RIDS_AT
-        box[place_of : place_of + len(self._packed)] = self._packed
-        _NUMBER.pack_into(box, place, self._steps)
+        place += _RIDS_AT
+        box[place : place + len(self._packed)] = self._packed
+        numbers[at] = number
 
     def returned(self, step: int) -> None:
         """The scheduler's call that runs this step has returned."""
-        _MARK.pack_into(self._map, _MARKS_AT, step)
+        self._numbers[_MARKS_AT >> 3] = step
 
     def event(self, event: PageEvent) -> None:
         """Write an event of an allocator."""
-        self._events += 1
-        box, place = self._map, _EVENTS_AT + self._events % EVENTS * EVENT_BYTES
-        pages, shown = event.pages, min(len(event.pages), 8)
-        _NUMBER.pack_into(box, place, 0)
-        _EVENT.pack_into(
-            box,
-            place + 8,
-            event.step,
-            event.count,
-            *(pages + _NO_PAGES)[:8],
-            shown,
-            event.stopped,
-            self._name(event.kind),
-            self._name(event.pool),
-            event.request.encode("utf-8", "replace"),
-            self._name(event.caller),
-            event.note.encode("utf-8", "replace"),
+        self._events = number = self._events + 1
+        place = _EVENTS_AT + number % EVENTS * EVENT_BYTES
+        words = event.kind, event.pool, event.request, event.caller, event.note
+        pages, texts = event.pages[:_SHOWN], self._texts.get(words) or self._text_of(words)
+        shown, numbers = len(pages), self._numbers
+        numbers[place >> 3] = 0
+        _EVENTS_OF[shown].pack_into(
+            self._map, place + 8, event.step, event.count, shown, event.stopped, texts, *pages
         )
-        _NUMBER.pack_into(box, place, self._events)
+        numbers[place >> 3] = number
 
     def write(self, name: str, data: bytes) -> None:
         """Write a new version of a blob. Raises BoxError if it is too large."""
@@ -235,34 +197,32 @@ class BlackBox:
     def _give_up(self) -> None:
         """A fork has no box of its own, and must not hold its parent's lock."""
         if self._fd >= 0:
-            self._map = bytearray(TOTAL_BYTES)  # what is still written goes nowhere
+            self._lie_in(bytearray(TOTAL_BYTES))  # what is still written goes nowhere
             os.close(self._fd)
             self._fd = -1
 
-    def _name(self, text: str) -> bytes:
-        """The bytes of a text of which there are few."""
-        found = self._names.get(text)
-        if found is None:
-            if len(self._names) > 4096:
-                self._names.clear()
-            found = self._names[text] = text.encode("utf-8", "replace")
-        return found
+    def _lie_in(self, memory: mmap.mmap | bytearray) -> None:
+        self._map: Any = memory
+        # The store of one number, which marks a record as whole, cannot be torn.
+        self._numbers = memoryview(memory).cast("q")
 
-
-_NO_PAGES = (0,) * 8
+    def _text_of(self, words: tuple[str, ...]) -> bytes:
+        """The texts of an event as bytes. Most events have those of an earlier one."""
+        if len(self._texts) > 4096:
+            self._texts.clear()
+        packed = _TEXTS.pack(*(word.encode("utf-8", "replace") for word in words))
+        self._texts[words] = packed
+        return packed
 
 
 def _pack_rids(rids: list[str]) -> bytes:
-    packed = "\0".join(rids[:REQUESTS]).encode("utf-8", "replace")
-    if len(packed) <= RIDS_BYTES:
-        return packed
-    each = RIDS_BYTES // min(len(rids), REQUESTS) - 1
-    return b"\0".join(rid.encode("utf-8", "replace")[:each] for rid in rids[:REQUESTS])
-
-
-def _known(column: list[Any]) -> list[int]:
-    """What a dump has in place of numbers that are not known, see ``steps._step``."""
-    return [-1 if n is None else min(max(int(n), -1), (1 << 31) - 1) for n in column]
+    """At most REQUESTS of them, with NUL between them, behind the number of their bytes."""
+    packed = "\0".join(map(str, rids[:REQUESTS])).encode("utf-8", "replace")
+    if len(packed) > RIDS_BYTES or packed.count(0) >= max(1, min(len(rids), REQUESTS)):
+        each = RIDS_BYTES // min(len(rids), REQUESTS) - 1
+        one_by_one = (str(rid).encode("utf-8", "replace") for rid in rids[:REQUESTS])
+        packed = b"\0".join(rid.replace(b"\0", b"?")[:each] for rid in one_by_one)
+    return _RIDS.pack(len(packed)) + packed
 
 
 # --- reading --------------------------------------------------------------------------------------
@@ -347,48 +307,21 @@ def _records(
 
 
 def _read_step(data: bytes, at: int) -> dict[str, Any]:
-    values = _STEP.unpack_from(data, at)
-    step, full, swa, time_ns, waiting, count, *sizes, rids_bytes, mode, spec = values
-    at -= 8
-    numbers = array("i")
-    kept = [min(size, REQUESTS) for size in sizes]
-    numbers.frombytes(data[at + _COLUMNS_AT : at + _COLUMNS_AT + 4 * sum(kept)])
-    columns, begin = [], 0
-    for size in kept:
-        columns.append(numbers[begin : begin + size].tolist())
-        begin += size
-    lengths, rows, committed, allocated, evicted = columns
-    packed = data[at + _RIDS_AT : at + _RIDS_AT + min(rids_bytes, RIDS_BYTES)]
-    rids = packed.decode("utf-8", "replace").split("\0") if packed else []
-    n = min(count, REQUESTS)
-    rids = [*rids, *[""] * n][:n]
-    return {
-        "step": step,
-        "forward_mode": _text(mode),
-        "rids": rids,
-        "seq_lens": lengths,
-        "spec_info": _text(spec),
-        "full_used": full,
-        "swa_used": swa,
-        "time_ns": time_ns,
-        "waiting": waiting,
-        "rows": rows,
-        "committed": [] if -1 in committed else committed,
-        "allocated": [max(0, n) for n in allocated],
-        "evicted": [] if -1 in evicted else evicted,
-        "count": count,
-    }
+    rids_at = at - 8 + _RIDS_AT
+    begin = rids_at + _RIDS.size
+    size = min(_RIDS.unpack_from(data, rids_at)[0], RIDS_BYTES)
+    rids = data[begin : begin + size].decode("utf-8", "replace").split("\0") if size else []
+    return step_bytes.unpack(data[at:rids_at], rids, REQUESTS)
 
 
 def _read_event(data: bytes, at: int) -> dict[str, Any]:
-    step, count, *rest = _EVENT.unpack_from(data, at)
-    pages, (shown, stopped, *texts) = rest[:8], rest[8:]
-    kind, pool, request, caller, note = map(_text, texts)
+    step, count, shown, stopped, texts, *pages = _EVENTS_OF[_SHOWN].unpack_from(data, at)
+    kind, pool, request, caller, note = map(_text, _TEXTS.unpack(texts))
     return {
         "step": step,
         "kind": kind,
         "pool": pool,
-        "pages": pages[: min(shown, 8)],
+        "pages": pages[:shown],
         "count": count,
         "request": request,
         "caller": caller,

@@ -136,6 +136,8 @@ class Tape:
     # What decides with the requests: sizes and rules of the scheduler, by SGLang's names.
     scheduler: dict[str, Plain]
     limits: tuple[str, ...] = ()  # what happened that cannot be on a tape
+    # For each limit, how many steps were before it came last; -1: it lasts, whatever is cut off.
+    limits_at: tuple[int, ...] = ()
     variables: dict[str, str] = field(default_factory=dict)  # of SGLang: ``findings/decisive.py``
     ended: tuple[str, ...] = ()  # limits that it had until it began anew where it begins
 

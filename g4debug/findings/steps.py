@@ -11,15 +11,17 @@ import itertools
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from operator import attrgetter
 from typing import Any, NamedTuple
 
+from g4debug.findings import step_bytes
 from g4debug.findings.record import Pool, Step
 from g4debug.findings.status import Status
-from g4debug.hooking import req_kv
 from g4debug.hooking.resolved import server_argument
 
-FIELDS = (req_kv.ROW, req_kv.COMMITTED, req_kv.ALLOCATED)  # of each request of a step
+_RID = attrgetter("rid")
+Kept = tuple[list[str], bytes]  # the requests' ids, and the rest of a step
 
 
 class Ranks(NamedTuple):
@@ -38,19 +40,21 @@ class Recorder:
 
     preparing: whether a step is being prepared.
     status: what each tracer of this process can judge, see :mod:`g4debug.findings.status`.
-    also: gets the fields of each step, in the order of :meth:`record`.
+    also: gets the ids and the bytes of each step (:mod:`g4debug.findings.step_bytes`), and when it
+    began, in Unix nanoseconds.
     """
 
     def __init__(self, size: int) -> None:
-        # The fields of each step. They become a Step only if somebody reads them: to make one takes
-        # as long as all other work here.
-        self._kept: deque[tuple[Any, ...]] = deque(maxlen=size)
+        # They become a Step only if somebody reads them: to make one takes as long as all other
+        # work here.
+        self._kept: deque[Kept] = deque(maxlen=size)
+        self._recorded = 0  # the step that was recorded last
         self.step = 0
         self.scheduler: Any = None
         self.preparing = False
         self.status = Status(self)
-        self.also: Callable[[tuple[Any, ...]], None] | None = None
-        self._rids: dict[int, str] = {}
+        self.also: Callable[[list[str], bytes, int], None] | None = None
+        self._rids: dict[int, str] | None = {}  # None: nobody has asked since the last step
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -98,47 +102,38 @@ class Recorder:
     def record(self, batch: Any) -> None:
         """Record the step that was counted last. An unknown kind of batch may make this raise."""
         # Noted now: a request that ends in this step gives its row back before anybody looks.
-        reqs = batch.reqs
-        rids = [str(r.rid) for r in reqs]
-        if req_kv.evicts_by_component(reqs):
-            rows, committed, allocated = req_kv.columns(reqs, FIELDS)
-            evicted = _evicted(reqs)
-        else:
-            rows, committed, allocated, evicted = req_kv.columns(reqs, (*FIELDS, req_kv.EVICTED))
-        if None in rows:
-            rows = [-1 if row is None else row for row in rows]
-        self._rids = {row: rid for row, rid in zip(rows, rids, strict=True) if row >= 0}
+        requests, scheduler, step = batch.reqs, self.scheduler, self.step
+        rids = list(map(_RID, requests))
         lengths = batch.seq_lens_cpu
         spec = getattr(batch, "spec_info", None)
-        used = [tokens - available for _, tokens, available in pool_sizes(self.scheduler)]
-        waiting = getattr(self.scheduler, "waiting_queue", None)
-        mode = batch.forward_mode
-        kept = (
-            self.step,
-            mode.name if mode else "",
-            rids,
-            lengths.tolist() if lengths is not None else [],
-            "" if spec is None else type(spec).__name__,
-            used,
-            time.time_ns(),
+        waiting = getattr(scheduler, "waiting_queue", None)
+        mode, at = batch.forward_mode, time.time_ns()
+        packed = step_bytes.pack(
+            requests,
+            lengths.tolist() if lengths is not None else (),
+            step,
+            [tokens - available for _, tokens, available in pool_sizes(scheduler)],
+            at,
             -1 if waiting is None else len(waiting),
-            rows,
-            committed,
-            allocated,
-            evicted,
+            mode.name if mode else "",
+            "" if spec is None else type(spec).__name__,
         )
-        self._kept.append(kept)
+        self._kept.append((rids, packed))
+        self._recorded, self._rids = step, None
         if self.also is not None:
-            self.also(kept)
+            self.also(rids, packed, at)
 
     @property
     def current(self) -> Step | None:
         """The step that was counted last, None if it was not recorded."""
-        last = self._kept[-1] if self._kept else None
-        return _step(last) if last is not None and last[0] == self.step else None
+        return _step(self._kept[-1]) if self.step == self._recorded > 0 else None
 
     def requests_by_pool_index(self) -> dict[int, str]:
         """Row of ``req_to_token`` -> rid, for the requests of the running batch."""
+        if self._rids is None:
+            step = _step(self._kept[-1])
+            known = zip(step.rows, step.rids, strict=True)
+            self._rids = {row: rid for row, rid in known if row >= 0}
         return self._rids
 
     def pools(self) -> tuple[Pool, ...]:
@@ -203,31 +198,9 @@ def _pool(name: str, tokens: int, available: int, page_size: int) -> Pool:
     return Pool(name, tokens // page_size + 1, page_size, tokens, tokens - available)
 
 
-def _evicted(reqs: Sequence[Any]) -> list[int | None]:
-    """How many tokens' SWA pages each request has given back, None if one does not say it."""
-    try:
-        return [*req_kv.evicted_column(reqs)]
-    except AttributeError:
-        return [None]
-
-
-def _step(kept: tuple[Any, ...]) -> Step:
-    """A Step from the kept fields of one step, see :meth:`Recorder.record`."""
-    step, mode, rids, lengths, spec, used, at, waiting, rows, committed, allocated, evicted = kept
-    full, swa = (*used, -1, -1)[:2]
-    return Step(
-        step=step,
-        forward_mode=mode,
-        rids=tuple(rids),
-        seq_lens=tuple(lengths),
-        spec_info=spec,
-        full_used=full,
-        swa_used=swa,
-        time_ns=at,
-        waiting=waiting,
-        rows=tuple(rows),
-        # () if the requests of this SGLang do not have it.
-        committed=() if None in committed else tuple(committed),
-        allocated=tuple(0 if n is None else n for n in allocated),
-        evicted=() if None in evicted else tuple(map(int, evicted)),
-    )
+def _step(kept: Kept) -> Step:
+    rids, packed = kept
+    found = step_bytes.unpack(packed, [str(rid) for rid in rids])
+    del found["count"]
+    fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
+    return Step(**fields)

@@ -263,6 +263,11 @@ class Ring:
             self._chunks.popleft()
 
     @property
+    def first(self) -> int:
+        """The step that its first chunk was given."""
+        return self._chunks[0][2] if self._chunks else 0
+
+    @property
     def part(self) -> int:
         """So many bytes are enough for a chunk."""
         return self.limit // 8

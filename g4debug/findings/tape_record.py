@@ -20,11 +20,12 @@ def pack(
     steps: int,
     requests: int,
     scheduler: Mapping[str, Plain],
-    limits: Sequence[str],
+    limits: Mapping[str, int],
     variables: Mapping[str, str] | None = None,
     ended: Sequence[str] = (),
 ) -> Tape:
     """closing: the ends of the requests that still run. steps, requests: of the process, up to now.
+    limits: what -> as ``Tape.limits_at``.
 
     Raises TapeError if the first chunk does not begin as a chunk does.
     """
@@ -42,6 +43,7 @@ def pack(
         chunks=(0, *itertools.accumulate(map(len, chunks[:-1]))),
         scheduler=dict(scheduler),
         limits=tuple(limits),
+        limits_at=tuple(limits.values()),
         variables=dict(variables or {}),
         ended=tuple(ended),
     )
@@ -62,6 +64,11 @@ def shortened(tape: Tape, limit: int) -> Tape | None:
 def _from(tape: Tape, whole: bytes, at: int) -> Tape:
     """The tape from the chunk on that begins at byte ``at`` of its bytes."""
     start, rest = format.start_at(whole, at), whole[at:]
+    # What happened in the part that is cut off is no limit of the rest.
+    last = itertools.chain(tape.limits_at, itertools.repeat(-1))  # an older g4debug did not say it
+    limits = {
+        what: at for what, at in zip(tape.limits, last, strict=False) if at < 0 or at >= start.steps
+    }
     return dataclasses.replace(
         tape,
         begins=start.why.name.lower(),
@@ -72,6 +79,8 @@ def _from(tape: Tape, whole: bytes, at: int) -> Tape:
         size=len(rest),
         events=tape.events if at == 0 else _numbers(rest),
         chunks=tuple(x - at for x in tape.chunks if x >= at),
+        limits=tuple(limits),
+        limits_at=tuple(limits.values()),
     )
 
 

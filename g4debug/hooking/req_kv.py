@@ -7,14 +7,17 @@ is released.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any
 
 COMMITTED, ALLOCATED, ROW = "kv_committed_len", "kv_allocated_len", "req_pool_idx"
 PROTECTED = "cache_protected_len"
 EVICTED = "swa_evicted_seqlen"
-_getters: dict[tuple[str, ...], Callable[[Any], tuple[Any, ...]]] = {}  # by paths
+MOST_EVICTED = "max_evicted_seqlen"  # from 0.5.21 on, see evicts_by_component
+# What is noted of each request in each step.
+OF_STEP: tuple[str, ...] = (ROW, COMMITTED, ALLOCATED, EVICTED)
+_of_step: Callable[[Any], tuple[Any, ...]] = attrgetter(*OF_STEP)  # where SGLang has them
 
 
 def holder(request: Any, name: str) -> Any:
@@ -37,21 +40,26 @@ def values(requests: Sequence[Any], name: str) -> list[Any]:
         return [getattr(holder(r, name), name, None) for r in requests]
 
 
-def columns(requests: Sequence[Any], names: tuple[str, ...]) -> list[list[Any]]:
-    """:func:`values` of two fields or more, in one pass over the requests."""
+def of_step(requests: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+    """The fields ``OF_STEP`` of each request, in one pass.
+
+    To take the next one raises AttributeError if a request has not got a field, and as long as
+    :func:`columns` has not seen requests of this SGLang.
+    """
+    return map(_of_step, requests)
+
+
+def columns(requests: Sequence[Any]) -> list[list[Any]]:
+    """The fields ``OF_STEP`` of all requests, field by field, None where one has not got it."""
+    global _of_step
     if not requests:
-        return [[] for _ in names]
-    kv = getattr(requests[0], "kv", None)
-    paths = names
-    if kv is not None:
-        paths = tuple(f"kv.{name}" if hasattr(kv, name) else name for name in names)
-    read = _getters.get(paths)
-    if read is None:
-        read = _getters[paths] = attrgetter(*paths)
-    try:
-        return list(map(list, zip(*map(read, requests), strict=True)))
-    except AttributeError:
-        return [values(requests, name) for name in names]
+        return [[] for _ in OF_STEP]
+    names = OF_STEP
+    if evicts_by_component(requests):
+        names = tuple(MOST_EVICTED if name == EVICTED else name for name in names)
+    own = requests[0]
+    _of_step = attrgetter(*(name if holder(own, name) is own else f"kv.{name}" for name in names))
+    return [values(requests, name) for name in names]
 
 
 def column(requests: Sequence[Any], name: str) -> list[int]:
@@ -107,5 +115,5 @@ def evicted(request: Any) -> int:
     """
     record: Any = getattr(request, "kv", None)
     if hasattr(record, "component_evicted_seqlens"):  # from 0.5.21 on, for each kind of layer
-        return int(record.max_evicted_seqlen)
+        return int(getattr(record, MOST_EVICTED))
     return int(holder(request, "swa_evicted_seqlen").swa_evicted_seqlen)

@@ -14,7 +14,7 @@ import pytest
 import real_cores
 from elftools.elf.elffile import ELFFile
 
-from g4debug.autopsy import examine
+from g4debug.autopsy import examine, images, votes
 from g4debug.autopsy.core import Core
 from g4debug.findings.record import PageEvent
 
@@ -114,6 +114,36 @@ def test_with_another_map_no_page_is_named(name):
     found = autopsy(name, memory=real_cores.memory(other))
     assert found.pages == -1, found
     assert "most likely" not in found.verdict
+
+
+@pytest.mark.parametrize("name", [n for n in ATTENTION if n not in LOST])
+def test_a_cause_is_no_more_certain_than_its_page(name):
+    """Without the dump's events, only the distance tells the buffer of some of them."""
+    found = autopsy(name)
+    likely = "most likely" in found.verdict
+    assert found.cause.startswith("most likely (") == likely
+    assert (f"{found.agree} of the {found.lanes} lanes agree" in found.cause) == likely
+
+
+def test_a_cause_of_a_page_that_not_all_lanes_have_says_so(monkeypatch):
+    whole = votes.vote
+
+    def some(*args):
+        return dataclasses.replace(whole(*args), agree=40)
+
+    monkeypatch.setattr(votes, "vote", some)
+    assert autopsy("xqa-larger-pool").cause.startswith("for 40 of the 64 lanes: page 384 is one")
+    assert autopsy("decode-larger-pool").cause.startswith("most likely (40 of the 64 lanes agree")
+
+
+@pytest.mark.parametrize("name", real_cores.NAMES)
+def test_each_image_is_opened_once(name, monkeypatch):
+    """A server's core dump has hundreds of megabytes of them."""
+    opened, elf = [], images.Elf
+    monkeypatch.setattr(images, "Elf", lambda data: opened.append(data) or elf(data))
+    autopsy(name)
+    core = Core(memoryview(real_cores.core(name)))
+    assert 0 < len(opened) <= len(list(core.images()))
 
 
 def test_a_page_of_the_full_pool_in_the_swa_pool_is_told():

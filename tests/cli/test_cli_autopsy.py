@@ -12,6 +12,7 @@ import real_cores
 from sample_trap import sample_record
 
 from g4debug import cli
+from g4debug.autopsy import logs
 from g4debug.dumps import writing
 from g4debug.dumps.reading import read
 from g4debug.findings.record import SCHEMA
@@ -119,7 +120,23 @@ def test_a_whole_log_is_read(dump, tmp_path, capsys):
     assert "Xid in dmesg" in text
     assert "compute-sanitizer" in text
     assert "0x1234567812 " not in text
-    assert len(json.loads(run(capsys, "where", log, dump, "--json"))) == 2
+    told = json.loads(run(capsys, "where", log, dump, "--json"))
+    assert (len(told["found"]), told["left_out"]) == (2, 0)
+
+
+def test_addresses_that_are_left_out_are_counted(dump, tmp_path, capsys, monkeypatch):
+    log = tmp_path / "log"
+    log.write_text("\n".join(SANITIZER.format(NEAR + n) for n in range(1200)))
+    assert "200 more addresses are left out; --all tells them" in run(capsys, "where", log, dump)
+    told = json.loads(run(capsys, "where", log, dump, "--json"))
+    assert (len(told["found"]), told["left_out"]) == (1000, 200)
+    text = run(capsys, "where", log, dump, "--all")
+    assert text.count(" compute-sanitizer: ") == 1200
+    assert "left out" not in text
+    monkeypatch.setattr(logs, "MOST", 1000)
+    monkeypatch.setattr(logs, "COUNTED", 1100)
+    text = run(capsys, "where", log, dump, "--all")
+    assert "at least 100 more addresses are left out The map" in text
 
 
 def test_stdin_is_a_log(dump, capsys, monkeypatch):

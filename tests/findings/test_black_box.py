@@ -76,7 +76,7 @@ def test_a_box_that_goes_while_they_are_listed_hides_no_other(box, tmp_path, mon
 
 def test_what_is_written_is_read_back(box):
     for n in range(1, 101):
-        box.step(step(n))
+        box.step(*step(n))
     box.returned(99)
     box.event(PageEvent(100, "extend", "full", (1, 2, 3), 20, "r", "x.py:1 f", "note", True))
     box.write("about", b"{}")
@@ -109,9 +109,9 @@ def test_what_is_written_is_read_back(box):
 
 
 def test_a_step_after_a_dump_makes_it_count_no_more(box):
-    box.step(step(1))
+    box.step(*step(1))
     box.left("/tmp/dump")
-    box.step(step(2))
+    box.step(*step(2))
     assert read(box).dump == ""
 
 
@@ -122,7 +122,7 @@ def test_only_the_user_may_read_it(box):
 
 
 def test_what_sglang_does_not_say_is_not_known(box):
-    box.step(step(1, rows=[-1, 4], committed=[None, 6], allocated=[None, 8], evicted=[None]))
+    box.step(*step(1, rows=[-1, 4], committed=[None, 6], allocated=[None, 8], evicted=[None, 1]))
     (found,) = read(box).steps
     assert (found["committed"], found["allocated"], found["evicted"]) == ([], [0, 8], [])
 
@@ -131,25 +131,35 @@ def test_a_large_batch_and_long_names_are_cut(box):
     n, rids = 700, [f"request-{i}" + "x" * 100 for i in range(700)]
     column = list(range(n))
     same = dict.fromkeys(("rows", "committed", "allocated", "evicted"), column)
-    kept = (1, "DECODE", rids, column, "S" * 99, [1], 2, 3, *same.values())
-    box.step(kept)
+    box.step(*step(1, rids, column, **same))
+    box.step(*step(2, rids, [7, 8, 9], **same))  # SGLang does not say all lengths
     box.event(PageEvent(1, "k" * 99, "pool" * 9, tuple(range(8)), 9, "r" * 99, "é" * 99, "n" * 99))
     found = read(box)
-    (first,) = found.steps
+    first, second = found.steps
     assert found.cut == n
+    assert first["seq_lens"] == first["rows"] == second["rows"] == column[:REQUESTS]
+    assert second["seq_lens"] == [7, 8, 9]
     assert len(first["rids"]) == len(first["rows"]) == len(first["evicted"]) == REQUESTS
     assert first["rids"][255].startswith("request-255")
     assert len(found.events[0]["pages"]) == 8
 
 
+@pytest.mark.parametrize("rids", [("a\0b", "c"), ("\ud800", "c"), ("", "c"), ("\0", "")])
+def test_an_id_of_any_text_is_no_other_request_s(box, rids):
+    """A client may choose it."""
+    box.step(*step(1, rids))
+    (found,) = read(box).steps
+    assert found["rids"] == [rids[0].replace("\0", "?").replace("\ud800", "?"), rids[1]]
+
+
 def test_a_record_that_is_half_written_is_left_out(box):
     """A kill may come behind any byte. Each record is as it was, or is not there."""
     for n in range(1, STEPS + 6):
-        box.step(step(n, rids=(f"first-{n}", f"second-{n}")))
+        box.step(*step(n, rids=(f"first-{n}", f"second-{n}")))
         box.write("status", b"%d" % n * 100)
     before = box.path.read_bytes()
     n = STEPS + 6
-    box.step(step(n, rids=(f"first-{n}", f"second-{n}")))
+    box.step(*step(n, rids=(f"first-{n}", f"second-{n}")))
     box.write("status", b"%d" % n * 100)
     after = box.path.read_bytes()
     changed = [i for i in range(TOTAL_BYTES) if before[i] != after[i]]
@@ -171,7 +181,7 @@ def test_a_record_that_is_half_written_is_left_out(box):
 
 def test_bytes_from_anybody_are_bounded(box):
     for n in range(1, STEPS + 1):
-        box.step(step(n))
+        box.step(*step(n))
         box.event(PageEvent(n, "free", "swa", (n,), 1))
     whole = box.path.read_bytes()
     rng = random.Random(1)
@@ -186,7 +196,7 @@ def test_bytes_from_anybody_are_bounded(box):
         assert all(len(blob) <= BLOBS[name] for name, blob in found.blobs.items())
 
 
-@pytest.mark.parametrize("data", [b"", b"g4debug-box 1\n", b"\0" * TOTAL_BYTES, b"g4debug-box 9\n"])
+@pytest.mark.parametrize("data", [b"", b"g4debug-box 2\n", b"\0" * TOTAL_BYTES, b"g4debug-box 9\n"])
 def test_what_is_no_box_is_refused(data):
     with pytest.raises(BoxError, match="not a black box"):
         black_box.content(data)
@@ -205,14 +215,110 @@ def test_a_folder_without_room_is_told(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+# --- a folder that is full, or cannot be written ----------------------------------------------
+
+
+@contextlib.contextmanager
+def mounted(folder: Path, size: int, *options: str):
+    """A tmpfs of so many bytes."""
+    words = ",".join((f"size={size}", *options))
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", words, "tmpfs", folder], capture_output=True, check=False
+    )
+    if done.returncode:
+        pytest.skip(f"no file system can be mounted here: {done.stderr.decode().strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
+WHOLE = """
+import os, sys
+from pathlib import Path
+from g4debug.findings.black_box import BLOBS, EVENTS, STEPS, BlackBox, Owner
+from g4debug.findings.record import PageEvent
+from black_boxes import step
+folder = Path(sys.argv[1])
+box = BlackBox(Owner(os.getpid(), 1, 2, 3, "h", "l", "/d"), folder)
+with open(folder / "others", "wb", buffering=0) as file:
+    try:
+        while file.write(bytes(1 << 12)):
+            pass
+    except OSError as e:
+        print(e.strerror)
+for n in range(2 * STEPS):
+    box.step(*step(n, [f"r{i}" * 9 for i in range(256)], range(256), **{
+        name: list(range(256)) for name in ("rows", "committed", "allocated", "evicted")
+    }))
+for n in range(2 * EVENTS):
+    box.event(PageEvent(n, "free", "full", (1, 2, 3), 3))
+for _ in range(2):
+    for name, size in BLOBS.items():
+        box.write(name, bytes(size))
+box.left("/d/dump")
+print("whole")
+"""
+
+
+def test_a_file_system_that_gets_full_does_not_kill_the_scheduler(tmp_path):
+    """A store into a page that a full tmpfs cannot give is SIGBUS: all of it is there before."""
+    with mounted(tmp_path, black_box.LEAVES + TOTAL_BYTES + (1 << 16)):
+        done = subprocess.run(
+            [sys.executable, "-c", WHOLE, str(tmp_path)],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        assert done.stdout.split("\n")[:2] == ["No space left on device", "whole"], done.stderr
+
+
+def test_a_rank_that_another_one_takes_the_room_from_has_no_box(tmp_path, monkeypatch):
+    """Both have seen that there is room."""
+    with mounted(tmp_path, TOTAL_BYTES + (1 << 16)):
+        room = SimpleNamespace(f_bavail=1 << 20, f_frsize=4096)
+        monkeypatch.setattr(os, "statvfs", lambda path: room)
+        first = BlackBox(OWNER, tmp_path)
+        with pytest.raises(BoxError, match="No space left on device"):
+            BlackBox(OWNER, tmp_path)
+        assert black_box.paths(tmp_path) == [first.path]
+        first.step(*step(1))
+        assert [s["step"] for s in read(first).steps] == [1]
+        first.remove()
+
+
+def test_a_folder_that_is_read_only_is_told(tmp_path):
+    with (
+        mounted(tmp_path, 1 << 26, "ro"),
+        pytest.raises(BoxError, match="Read-only file system"),
+    ):
+        BlackBox(OWNER, tmp_path)
+
+
+def test_a_limit_of_a_file_s_size_is_told(tmp_path):
+    code = (
+        "import os, resource, sys; from pathlib import Path; "
+        "from g4debug.findings.black_box import BlackBox, BoxError, Owner\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))\n"
+        "try: BlackBox(Owner(1, 2, 3, 4, 'h', 'l', '/d'), Path(sys.argv[1]))\n"
+        "except BoxError as e: print(e)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True
+    )
+    assert "File too large" in done.stdout, done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 # --- whose it is ----------------------------------------------------------------------------------
 
 CHILD = """
 import os, sys, time
 from pathlib import Path
+from g4debug.findings import step_bytes
 from g4debug.findings.black_box import BlackBox, Owner
 box = BlackBox(Owner(os.getpid(), 1, 2, 3, "h", "l", "/d"), Path(sys.argv[1]))
-box.step((1, "DECODE", ["r"], [1], "", [1], 2, 3, [4], [5], [6], [7]))
+box.step(["r"], step_bytes.pack([], [], 1, [1], 2, 3, "DECODE", ""))
 {body}
 print("ready", flush=True)
 time.sleep(600)
@@ -244,7 +350,7 @@ def test_a_box_of_a_living_process_is_left_alone(tmp_path):
     try:
         with black_box.opened(only(tmp_path)) as found:
             assert (found.owner.pid, found.dead) == (child.pid, False)
-            assert found.read().steps[0]["rids"] == ["r"]  # it may be looked at meanwhile
+            assert found.read().steps[0]["step"] == 1  # it may be looked at meanwhile
     finally:
         child.kill()
         child.wait()
@@ -258,7 +364,7 @@ def test_a_box_of_a_living_process_is_left_alone(tmp_path):
 
 
 def test_a_child_that_lives_on_does_not_keep_the_box_alive(tmp_path):
-    body = "child = os.fork()\nif not child: box.step((9,)); time.sleep(600)\nprint(child)"
+    body = "child = os.fork()\nif not child: box.step(['x'], b''); time.sleep(600)\nprint(child)"
     command = [sys.executable, "-c", CHILD.format(body=body), str(tmp_path)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     forked = int(process.stdout.readline())
@@ -277,7 +383,7 @@ def test_a_child_that_lives_on_does_not_keep_the_box_alive(tmp_path):
 
 def test_other_files_are_no_boxes(tmp_path):
     name = tmp_path / black_box.PREFIX
-    name.with_name(f"{name.name}short").write_bytes(b"g4debug-box 1\n")
+    name.with_name(f"{name.name}short").write_bytes(black_box.MAGIC)
     name.with_name(f"{name.name}zero").write_bytes(b"\0" * TOTAL_BYTES)
     name.with_name(f"{name.name}folder").mkdir()
     name.with_name(f"{name.name}link").symlink_to("/dev/zero")

@@ -217,18 +217,24 @@ def test_a_tape_is_shortened_by_whole_chunks() -> None:
             writer.request(1, list(range(40)), 5, 0)
             writer.step(9)
         chunks.append(writer.data)
-    packed = pack(chunks, b"", PAGE, True, writer.steps, writer.count, {}, ("LoRA",))
+    limits = {"LoRA": 4, "sessions": 5, "pipeline ranks": -1}
+    packed = pack(chunks, b"", PAGE, True, writer.steps, writer.count, {}, limits)
+    assert packed.limits == tuple(limits)
     assert (packed.begins, packed.first, packed.steps, packed.requests) == ("start", 0, 15, 15)
     assert data(packed) == b"".join(chunks)
     part = shortened(packed, len(chunks[1]) + len(chunks[2]))
     assert part is not None
     assert (part.begins, part.first, part.steps, part.requests) == ("idle", 5, 10, 10)
     assert data(part) == chunks[1] + chunks[2]
+    assert (part.limits, part.limits_at) == (("sessions", "pipeline ranks"), (5, -1))
     assert tape.read(data(part), PAGE, True).steps == 10
     last = shortened(part, len(chunks[2]) + 3)
     assert last is not None
     assert (last.begins, last.steps, last.requests, last.chunks) == ("busy", 5, 5, (0,))
+    assert last.limits == ("pipeline ranks",)
     assert shortened(part, 9) is None
+    older = dataclasses.replace(packed, limits_at=())  # of a g4debug that did not say it
+    assert shortened(older, len(chunks[2])).limits == tuple(limits)
 
 
 def test_what_is_before_the_tape_is_left_out() -> None:

@@ -45,5 +45,22 @@ RELEASED = SimpleNamespace(kv=None)
     ],
 )
 def test_one_pass_finds_what_a_pass_for_each_field_finds(requests, expected):
-    assert req_kv.columns(requests, NAMES) == expected
+    assert req_kv.columns(requests) == expected
     assert [req_kv.values(requests, name) for name in NAMES] == expected
+    if all(value is not None for column in expected for value in column) and uniform(requests):
+        assert list(req_kv.of_step(requests)) == list(zip(*expected, strict=True))
+
+
+def uniform(requests):
+    """They have their fields in the same places."""
+    return len({hasattr(request, "kv") for request in requests}) < 2
+
+
+def test_from_0_5_21_on_the_evictions_are_by_component():
+    a, b = new(3, 10, 16), RELEASED
+    a.kv.component_evicted_seqlens, a.kv.max_evicted_seqlen = {"swa": 4}, 4
+    assert req_kv.columns([a]) == [[3], [10], [16], [4]]
+    assert list(req_kv.of_step([a, a])) == [(3, 10, 16, 4)] * 2
+    with pytest.raises(AttributeError):
+        list(req_kv.of_step([a, b]))
+    assert req_kv.columns([a, b]) == [[3, None], [10, None], [16, None], [4, None]]

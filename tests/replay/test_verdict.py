@@ -49,7 +49,7 @@ def taped(other: int = 0, pages: int = 0, steps: int = STEPS, why: Why = Why.STA
 
 
 def tape_of(events: bytes, limits: tuple[str, ...] = (), **facts: Any) -> Tape:
-    return pack([events], b"", 16, False, STEPS, 1, {**FACTS, **facts}, limits)
+    return pack([events], b"", 16, False, STEPS, 1, {**FACTS, **facts}, dict.fromkeys(limits, -1))
 
 
 def finding(step: int = STEPS, **changes: Any) -> Finding:

@@ -232,7 +232,7 @@ def test_where() -> None:
         f"0x{kv.end >> 32:x}_{kv.end & 0xFFFFFFFF:08x}. Fault is of type FAULT_PDE",
         f"copy to 0x{kv.start + 5 * kv.page_bytes:x}",
     ]
-    got = text(lambda c: where.render(list(logs.addresses(log, memory)), memory, c), 80)
+    got = text(lambda c: where.render(*logs.addresses(log, memory), memory, c), 80)
     fits(got, 80)
     compare("where-80.txt", got)
 

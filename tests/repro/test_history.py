@@ -18,11 +18,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import real_cores
 import torch
 from packaging.version import InvalidVersion, Version
 from sample_trap import sample_record
 
 from g4debug import cpu
+from g4debug.autopsy import examine
+from g4debug.autopsy.core import Core
 from g4debug.dumps import writing
 from g4debug.findings.record import Tape
 from g4debug.hooking import targets
@@ -627,7 +630,7 @@ def test_the_tools_that_need_a_gpu_run_there_beside_one_without_a_tool(runner, k
     every = list(runner.TOOLS)
     first, rest = runner.tasks(found, every, 1, "cuda")
     lost = {t.tool for t in (*first, *rest) if t.case == "lost-key"}
-    assert lost == {"nothing", "kv-canary", "compute-sanitizer"}
+    assert lost == {"nothing", "kv-canary", "core", "compute-sanitizer"}
     assert {t.tool for t in (*first, *rest) if t.case == "unfenced-results"} == set(every)
     assert all(t.id.endswith(".0.cuda") for t in (*first, *rest))
     first, rest = runner.tasks(found, every, 1, "cpu")
@@ -817,6 +820,26 @@ def test_the_alarms_of_the_tools_for_a_gpu_are_known_by_their_words(judged, suit
     up = importlib.import_module("harness.processes").UP
     assert judged(tool, f"{up}\n{said}\n", status=1, **TRUTH).grade == "alarm"
     assert judged(tool, f"{up}\n========= ERROR SUMMARY: 0 errors\n", **TRUTH).grade == "silent"
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "grade"),
+    [
+        ("xqa-larger-pool", 8, "object"),
+        ("xqa-larger-pool", 0, "alarm"),  # no step tells whose row it is
+        ("decode-larger-pool", 8, "alarm"),  # only the distance tells the buffer
+        ("decode-negative", 8, "crash only"),  # no register has the address any more
+        ("embedding", 8, "crash only"),
+    ],
+)
+def test_a_core_dump_is_an_alarm_if_it_names_a_kv_page(judged, name, rows, grade):
+    record = real_cores.record(name, rows=rows)
+    core = Core(memoryview(real_cores.core(name)))
+    record = dataclasses.replace(record, autopsy=examine.of_core(core, name, record))
+    log = "torch.AcceleratorError: CUDA error: an illegal memory access was encountered\n"
+    cell = judged("core", log, status=1, finding=record, device="cuda", **TRUTH)
+    assert cell.grade == grade
+    assert ("page 384" in cell.said) == (grade != "crash only")
 
 
 def test_a_tool_with_which_the_bug_does_not_happen_is_not_silent(suite, known, cells):

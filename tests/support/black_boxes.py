@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
-from g4debug.findings import black_box
+from g4debug.findings import black_box, step_bytes
 from g4debug.findings.black_box import TOTAL_BYTES
+from g4debug.hooking import req_kv
 
 
-def step(n: int, rids=("a", "b"), **changes):
+def step(n: int, rids=("a", "b"), lengths=(10, 11), **changes):
+    """The ids and the bytes of a step. changes: columns."""
     columns = {"rows": [3, 4], "committed": [5, 6], "allocated": [7, 8], "evicted": [0, 1]}
     columns |= changes
-    return (n, "DECODE", list(rids), [10, 11], "Draft", [50, 60], 10**18 + n, 2, *columns.values())
+    requests = [
+        SimpleNamespace(**dict(zip(req_kv.OF_STEP, row, strict=True)))
+        for row in zip(*columns.values(), strict=True)
+    ]
+    packed = step_bytes.pack(requests, lengths, n, [50, 60], 10**18 + n, 2, "DECODE", "Draft")
+    return list(rids), packed
 
 
 def damaged(data: bytes, rng: random.Random) -> bytes:

@@ -169,7 +169,7 @@ def test_a_tape_is_shortened_before_the_rest_is_cut(tmp_path, each):
         bytes((Code.START, Why.IDLE)) + tape.start(0, 0, n, 0, 0.7, 0) + bytes(each)
         for n in range(10)
     ]
-    on = pack(chunks, b"", 16, False, 0, 10, {}, ())
+    on = pack(chunks, b"", 16, False, 0, 10, {}, {})
     made = TrapRecord(finding(), "now", table=table(), tape=on)
     error = caught(make(tmp_path, lambda f, e: made, max_dump_mb=1), finding(), table())
     got = reading.read(error.path)

@@ -141,17 +141,17 @@ class Boxing:
         if self.box is not None:
             self.box.write(name, json.dumps(values).encode())
 
-    def step(self, kept: tuple[Any, ...]) -> None:
+    def step(self, rids: list[str], packed: bytes, at: int) -> None:
         """A step begins."""
         box = self.box
         if box is not None:
             try:
-                box.step(kept)
+                box.step(rids, packed)
                 # What the checks of a step left is read behind the step in which it is finished.
                 self._read = self._finished
                 self._finished = self.waited.last, self.waited.replays
-                if kept[6] >= self._due:
-                    self._due = kept[6] + STATUS_NS
+                if at >= self._due:
+                    self._due = at + STATUS_NS
                     self._told()
             except Exception as e:
                 self._off(e)

@@ -15,6 +15,7 @@ import glob
 import os
 import re
 import shutil
+import threading
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
@@ -34,6 +35,7 @@ LIGHT = (
 )
 MOST = 8  # of our core dumps that are kept in a folder: those of one crash of eight ranks
 ROOM = 4 << 30  # bytes that must be free there
+PATIENCE = 5.0  # seconds that its disk may take to answer
 # One of CUDA 12.2 does not know the flags: it would write all of the device's memory, and abort.
 OLDEST = 580  # driver with which they were run
 DRIVER = Path("/proc/driver/nvidia/version")
@@ -82,6 +84,16 @@ def why_not(folder: Path) -> str:
     there = folder.absolute()
     if "%" in str(there):
         return f"the driver would replace the % in {there}"
+    answer: list[str] = []
+    # A disk may hang, for example one of the network, and the server would not start.
+    look = threading.Thread(target=lambda: answer.append(_of_folder(there)), daemon=True)
+    look.start()
+    look.join(PATIENCE)
+    return answer[0] if answer else f"the disk of {there} has not answered in {PATIENCE:.0f} s"
+
+
+def _of_folder(folder: Path) -> str:
+    there = folder
     try:
         while not there.exists():
             there = there.parent

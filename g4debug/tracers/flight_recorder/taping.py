@@ -28,6 +28,7 @@ from g4debug.tracers.base import Context
 from g4debug.tracers.flight_recorder.page_digests import EVERY, PageDigests
 
 LOST = "it cannot carry this"
+LASTS = -1  # of a limit, in place of a step
 REMEMBERED = 256  # requests that have ended, and may still be in a result on its way
 
 # Settings by which the scheduler decides, beside the requests; SGLang's names. Read at start.
@@ -139,7 +140,8 @@ class Taping:
         self.scheduler: Any = None
         self.facts: dict[str, Plain] = {}
         self.variables: dict[str, str] = {}
-        self.limits: dict[str, bool] = {}  # in their order; whether it lasts
+        self.limits: dict[str, int] = {}  # in their order; as ``Tape.limits_at``
+        self._asked_by: dict[str, int] = {}  # of each limit, the last request up to its cause
         self.ended_limits: tuple[str, ...] = ()  # where the tape begins
         self._told: set[str] = set()  # a server may do the same again and again
         self.live: dict[str, Live] = {}
@@ -187,26 +189,47 @@ class Taping:
     def limit(self, what: str, lasts: bool = False) -> None:
         """Note something that is not on the tape. Nobody can replay a tape that has it.
 
-        lasts: the server stays so. All other limits end where the tape begins anew.
+        lasts: the server stays so. All other limits end where the tape begins anew, and when the
+        part of it with their cause is gone.
         """
         if what not in self.limits:
             self.part.limit(LOST, what, quiet=what in self._told)
             self._told.add(what)
-        self.limits[what] = lasts or self.limits.get(what, False)
+        lasts = lasts or self.limits.get(what, 0) == LASTS
+        self.limits[what] = LASTS if lasts else self.steps
+        self._asked_by[what] = self.requests + 1
 
     def _limits_end(self) -> bool:
         """True if a limit ends where the tape begins anew: not while a session holds pages."""
-        return not all(self.limits.values()) and not open_sessions(self.scheduler)
+        return any(at != LASTS for at in self.limits.values()) and not open_sessions(self.scheduler)
 
     def _end_limits(self) -> None:
         """The tape begins anew, without a request that runs."""
-        if not self._limits_end():
-            return
-        self.ring.forget()  # nobody can replay what is before
-        self.ended_limits = tuple(what for what, lasts in self.limits.items() if not lasts)
-        self.limits = {what: True for what, lasts in self.limits.items() if lasts}
-        self.part.lift(LOST, "it has begun anew", quiet="" in self._told)
-        self._told.add("")
+        if self._limits_end():
+            self.ring.forget()  # nobody can replay what is before
+            self.ended_limits = tuple(what for what, at in self.limits.items() if at != LASTS)
+            self._lift(self.steps + 1, "it has begun anew")
+
+    def _go_on_limits(self) -> None:
+        """A part of the tape begins. A limit goes on in it while its cause may still be there."""
+        oldest = min((one.id for one in self.live.values()), default=self.requests + 2)
+        sessions = open_sessions(self.scheduler)
+        for what, at in self.limits.items():
+            if at != LASTS and (sessions or oldest <= self._asked_by[what]):
+                self.limits[what] = self.steps
+
+    def _trim(self) -> None:
+        """Drop the chunks that have no room any more, and the limits that were only in them."""
+        self.ring.trim(self.steps)
+        first = self.ring.first
+        if any(LASTS < at < first for at in self.limits.values()):
+            self._lift(first, "the part of it that had this is gone")
+
+    def _lift(self, first: int, why: str) -> None:
+        """End the limits that came last before this step."""
+        self.limits = {what: at for what, at in self.limits.items() if at == LASTS or at >= first}
+        self.part.lift(LOST, why, quiet=why in self._told)
+        self._told.add(why)
         for what in self.limits:
             self.part.limit(LOST, what, quiet=True)
 
@@ -241,7 +264,8 @@ class Taping:
         self.ring.start(why, self.steps, rest)
         if why in (Why.FLUSH, Why.IDLE):
             self._end_limits()
-        self.ring.trim(self.steps)
+        self._go_on_limits()
+        self._trim()
 
     def go_on(self, begins: tape.Start) -> None:
         """Start a tape without a limit that begins like the replayed one: for a replay."""
@@ -301,7 +325,7 @@ class Taping:
         if len(self.ring.now) > 4 * self.ring.part:
             self._start(Why.BUSY)
         else:
-            self.ring.trim(self.steps)
+            self._trim()
 
     def _take_digest(self) -> None:
         taken = self.digests.take()
@@ -408,7 +432,7 @@ class Taping:
         if not self.on or not self.ring.now:
             return None
         self._take_digest()
-        limits = tuple(self.limits)  # before and after: they may end in between, or begin
+        limits = self.limits.copy()  # before and after: they may end in between, or begin
         live = self.live.copy()
         running = {r.rid: r for r in unfinished(self.scheduler)}
         closing = []
@@ -424,7 +448,7 @@ class Taping:
             self.steps,
             self.requests,
             self.facts,
-            tuple(dict.fromkeys((*limits, *self.limits))),
+            limits | self.limits,
             self.variables,
             self.ended_limits,
         )

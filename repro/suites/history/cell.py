@@ -17,6 +17,7 @@ from packaging.version import Version
 from g4debug import cpu
 from g4debug.dumps import reading
 from g4debug.findings.kinds import KINDS
+from g4debug.findings.record import TrapRecord
 from g4debug.hooking import targets
 from g4debug.settings import fix_switch
 from suites.history import counter, gpu, grades
@@ -267,7 +268,7 @@ def _dump(case: Case, folder: Path) -> tuple[str, bool, bool]:
     records = [reading.read(path) for path in (folder / "dumps").glob("*.pt")]
     found = [r for r in records if r.finding.kind not in NO_ALARM]
     if not found:
-        return "", False, False
+        return _core(records)
     record = min(found, key=lambda r: r.finding.location.step)
     finding = record.finding
     words = "\n".join(
@@ -276,6 +277,15 @@ def _dump(case: Case, folder: Path) -> tuple[str, bool, bool]:
     )  # fmt: skip
     page = re.search(r"\bpages? \d+", words) is not None
     return finding.headline, page and bool(finding.location.request), _names(case, words)
+
+
+def _core(records: Iterable[TrapRecord]) -> tuple[str, bool, bool]:
+    """The same of a CUDA core dump that names a KV page. One that is only likely is no name."""
+    for core in (r.autopsy for r in records):
+        if core is not None and core.pages > 0:
+            named = bool(core.request) and "most likely" not in core.verdict
+            return core.verdict, named, False
+    return "", False, False
 
 
 def _names(case: Case, words: str) -> bool:

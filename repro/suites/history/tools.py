@@ -160,6 +160,15 @@ TOOLS: Final = {
             says=CANARY_SAYS,
         ),
         Tool(
+            "core",
+            "g4debug, flight recorder and core",
+            # Nothing is checked: what is told is from the driver's core dump and the last steps.
+            lambda: {**DEBUG, "G4DEBUG_TRACE": "flight-recorder"},
+            ours=True,
+            gpu="needs CUDA, and the real core dumps in `tests/autopsy/cores` are of no run of "
+            "this suite",
+        ),
+        Tool(
             "compute-sanitizer",
             "compute-sanitizer",
             # Each tensor is an allocation of its own: in torch's cache, one reads into the next.

@@ -1,6 +1,7 @@
 """Driven by test_black_box_engine.py: an engine that serves until its scheduler is gone.
 
-``drive_killed.py mtp|plain RANKS OVERLAP``; with OVERLAP 0 without overlap scheduling.
+``drive_killed.py mtp|plain RANKS OVERLAP``; with OVERLAP 0 without overlap scheduling. RANKS are
+tensor-parallel, and with ``dp`` in front data-parallel.
 """
 
 import random
@@ -14,7 +15,10 @@ def main():
     from g4debug.cpu.server import engine_arguments
 
     rng = random.Random(5)
-    arguments = {"tp_size": int(sys.argv[2])}
+    if sys.argv[2].startswith("dp"):  # each rank takes a port of its own
+        arguments = {"dp_size": int(sys.argv[2][2:]), "nccl_port": None}
+    else:
+        arguments = {"tp_size": int(sys.argv[2])}
     if sys.argv[3] == "0":
         arguments["disable_overlap_schedule"] = True
     engine = sglang.Engine(**engine_arguments(mtp=sys.argv[1] == "mtp", **arguments))

@@ -3,7 +3,8 @@
 KILL_BY is the number of a signal, ``exit`` for ``os._exit(3)``, or ``memory`` to take all there is.
 KILL_AT is ``start`` (while the model is loaded), ``forward`` (in a step), ``write`` (in the middle
 of a record of the black box), ``idle``, ``server`` (in a step, the server's first process instead)
-or ``never``. KILL_STEP is the step, KILL_RANK the rank or ``both``.
+or ``never``. KILL_STEP is the step, KILL_RANK the rank or ``both``; a rank is tensor-parallel, or
+with ``dp`` in front data-parallel.
 """
 
 import os
@@ -38,7 +39,8 @@ def register() -> None:
 
     def due() -> bool:
         rank = os.environ.get("KILL_RANK", "0")
-        mine = rank == "both" or recorder().rank in (-1, int(rank))
+        ranks = recorder().ranks
+        mine = rank in ("both", f"dp{ranks.dp}") or str(ranks.tp) == rank or ranks.tp < 0
         return mine and recorder().step >= when
 
     def forward(attend, *args, **kwargs):
@@ -68,17 +70,22 @@ def register() -> None:
     class Torn:
         """Writes the number that marks a record as whole, but not that of the last one."""
 
-        size = black_box._NUMBER.size
-        unpack_from = black_box._NUMBER.unpack_from
-        pack = black_box._NUMBER.pack_into
+        def __init__(self, numbers):
+            self.numbers = numbers
 
-        def pack_into(self, box, at, number):
-            if number and due():
+        def __setitem__(self, at, number):
+            if number and at != black_box._MARKS_AT >> 3 and due():
                 end()
-            self.pack(box, at, number)
+            self.numbers[at] = number
 
     if at == "write":
-        black_box._NUMBER = Torn()
+        lie_in = black_box.BlackBox._lie_in
+
+        def torn(box, memory):
+            lie_in(box, memory)
+            box._numbers = Torn(box._numbers)
+
+        black_box.BlackBox._lie_in = torn
     backend = "sglang.srt.layers.attention.trtllm_mha_backend.TRTLLMHAAttnBackend"
     for phase in ("forward_decode", "forward_extend"):
         HookRegistry.register(f"{backend}.{phase}", forward, HookType.AROUND)

@@ -16,6 +16,7 @@ import installed_plugin
 import pytest
 from real_engine import ENGINE, Run, boxes, drive, dumps_in, side_by_side, started
 
+from g4debug import cli
 from g4debug.findings import black_box
 
 HERE = Path(__file__).parent
@@ -267,3 +268,25 @@ def test_the_whole_server_is_killed_while_somebody_reads(tmp_path):
     assert "the server's main process is gone, too" in record.finding.got
     assert record.steps
     assert boxes(tmp_path) == []
+
+
+@pytest.mark.long("an engine of two ranks")
+def test_one_data_parallel_rank_of_two(tmp_path, capsys):
+    """SGLang goes on with the other one, and the requests of this one wait for ever."""
+    how = plugin(tmp_path, "forward", KILL) | {"KILL_RANK": "dp1"}
+    command = (str(HERE / "drive_killed.py"), "plain", "dp2", "1")
+    with started(tmp_path, *command, **how) as (_, log):
+        end = time.monotonic() + 300
+        while len(dumps_in(tmp_path)) < 2 and time.monotonic() < end:
+            time.sleep(0.5)
+        found = {record.finding.location.dp_rank: record for record in dumps_in(tmp_path)}
+    assert sorted(found) == [0, 1], log.read_text()[-3000:]
+    assert found[1].finding.kind == "killed"
+    assert found[0].finding.kind == "other-rank"
+    assert "rank dp1/tp0/pp0" in found[0].finding.headline
+    assert found[0].launch == found[1].launch
+    assert cli.main(["list", str(tmp_path / "dumps")]) == 0
+    listed = capsys.readouterr().out
+    assert "incident: 2 dumps of 2 processes" in listed
+    assert "DP 0, TP 0" in listed
+    assert "DP 1, TP 0" in listed

@@ -44,7 +44,7 @@ def left(folder: Path, steps: int = 5, returned: int = 4) -> Path:
     boxing = Boxing(context, SimpleNamespace(last=3, replays=0), lambda: "")
     boxing.begin()
     for n in range(1, steps + 1):
-        boxing.step(step(n))
+        boxing.step(*step(n), 10**18)
     boxing.box.returned(returned)
     path = boxing.box.path
     boxing.box._give_up()
@@ -132,7 +132,7 @@ def test_what_has_no_room_goes_before_the_rest(folder):
     context.trap.describe.memory = lambda: MemoryMap((MemoryRange(100, 50, KV),))
     context.trap.describe = lambda *args: dataclasses.replace(describe(*args), defaults=many)
     boxing.tell()
-    boxing.step(step(1))
+    boxing.step(*step(1), 10**18)
     path = boxing.box.path
     boxing.box._give_up()
     record = made(path, End(signal=9))
@@ -177,6 +177,23 @@ def test_a_box_that_cannot_be_begun_is_none(folder):
     assert "ZeroDivisionError" in str(context.status.record())
 
 
+def test_a_server_without_room_for_a_box_goes_on_and_says_so(folder, monkeypatch, caplog):
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=1, f_frsize=4096))
+    context = Context.alone("flight-recorder", Settings(debug_dir=folder / "dumps"))
+    boxing = Boxing(context, SimpleNamespace(last=0, replays=0), lambda: "")
+    boxing.begin()
+    said = "a scheduler that is killed leaves no dump"
+    (limit,) = context.status.record().limits
+    assert limit.what == said
+    assert "MiB free" in limit.why
+    assert said in caplog.text
+    for call in (boxing.tell, lambda: boxing.step(*step(1), 10**18), lambda: boxing.returned(None)):
+        call()
+    boxing.left(folder)
+    boxing.remove()
+    assert not list((folder / "boxes").iterdir())
+
+
 def test_the_replays_are_those_of_the_steps_that_are_innocent(folder):
     context = Context.alone("flight-recorder", Settings(debug_dir=folder / "dumps"))
     waited = SimpleNamespace(last=0, replays=0)
@@ -184,7 +201,7 @@ def test_the_replays_are_those_of_the_steps_that_are_innocent(folder):
     boxing.begin()
     for n in range(1, 5):
         boxing._due = 0
-        boxing.step(step(n))
+        boxing.step(*step(n), 10**18)
         waited.last = waited.replays = n
     status = json.loads(black_box.content(boxing.box.path.read_bytes()).blobs["status"])
     assert status["finished"] == status["replays"] == 2
@@ -267,7 +284,7 @@ def test_values_of_another_type_are_refused(folder, name, blob):
     context = Context.alone("flight-recorder", Settings(debug_dir=folder / "dumps"))
     boxing = Boxing(context, SimpleNamespace(last=0, replays=0), lambda: "")
     boxing.begin()
-    boxing.step(step(1))
+    boxing.step(*step(1), 10**18)
     boxing.box.write(name, blob)
     content = black_box.content(boxing.box.path.read_bytes())
     with pytest.raises(BoxError, match="its content is damaged"):

@@ -82,6 +82,20 @@ def test_a_folder_that_cannot_be_looked_into_does_not_stop_the_server(tmp_path, 
     assert "Permission denied" in coredump.why_not(tmp_path)
 
 
+def test_a_disk_that_hangs_does_not_keep_the_server_from_starting(tmp_path, monkeypatch):
+    released = threading.Event()
+    monkeypatch.setattr(coredump, "PATIENCE", 0.2)
+    usage = coredump.shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(
+        coredump.shutil, "disk_usage", lambda path: usage if released.wait(60) else None
+    )
+    begin = time.monotonic()
+    assert armed(tmp_path) == {}
+    assert "has not answered" in coredump.why_not(tmp_path)
+    assert time.monotonic() - begin < 5
+    released.set()
+
+
 @pytest.mark.parametrize("name", [ENABLE, FLAGS, FILE])
 def test_what_somebody_has_set_stays(tmp_path, name):
     assert armed(tmp_path, **{name: "mine"}) == {name: "mine"}

@@ -36,7 +36,7 @@ def box_of(tmp_path, pid: int, began: int) -> BlackBox:
     box = BlackBox(
         Owner(pid, os.getpid(), began, time.time_ns(), "", "", dumps), tmp_path / "boxes"
     )
-    box.step(step(1))
+    box.step(*step(1))
     return box
 
 

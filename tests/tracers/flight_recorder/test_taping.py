@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from g4debug.findings import tape
-from g4debug.findings.tape import Abort, Flush, How, Recording, Why
-from g4debug.findings.tape_record import data
+from g4debug.findings.tape import Abort, Flush, How, Recording, Ring, Why
+from g4debug.findings.tape_record import data, shortened
 from g4debug.settings import Settings
 from g4debug.tracers.base import Context
 from g4debug.tracers.flight_recorder.page_digests import EVERY
@@ -338,6 +338,52 @@ def test_a_limit_lasts_as_long_as_its_request_runs() -> None:
     server.round(FlushCacheReqInput(timeout_s=None))
     server.round()
     assert server.taping.tape().limits == ("LoRA adapters",)
+
+
+@pytest.mark.parametrize("runs", [False, True])
+def test_a_limit_goes_with_the_part_of_the_tape_that_caused_it(
+    runs: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """But it stays while a request that may be the cause still runs where the rest begins."""
+    server = Server()
+    server.idle = False
+    server.taping.ring = Ring(2048)
+    server.taping._start(Why.START)
+    server.round(asked("a", [1], lora_id="x"), asked("b", [1]))
+    server.step(EXTEND, SimpleNamespace(rid="a"))
+    if not runs:
+        server.taping.released(ended("a", [2]))
+        server.taping.released(ended("b", [2]))
+    for n in range(60):
+        server.round(asked(f"c{n}", [1] * 400))
+        server.step(EXTEND, SimpleNamespace(rid=f"c{n}"))
+        server.taping.released(ended(f"c{n}", [2]))
+        server.taping._every()
+    made = server.taping.tape()
+    assert made.begins == "busy"
+    assert made.limits == (("LoRA adapters",) if runs else ())
+    status = [p for p in server.context.recorder.status.records() if p.name == "tape"]
+    assert [x.why for p in status for x in p.limits] == list(made.limits)
+    last = "g4debug: the tape is not limited any more: the part of it that had this is gone"
+    assert (caplog.messages[-1] == last) != runs
+    shorter = shortened(made, made.size - made.chunks[1])
+    assert shorter.limits == made.limits
+
+
+def test_a_limit_that_comes_again_stays_in_a_shortened_dump() -> None:
+    server = Server()
+    server.idle = False
+    server.taping.ring = Ring(4096)
+    server.taping._start(Why.START)
+    for n in range(4):
+        server.round(asked(f"a{n}", [1] * 400, lora_id="x" if n in (0, 3) else None))
+        server.step(EXTEND, SimpleNamespace(rid=f"a{n}"))
+        server.taping.released(ended(f"a{n}", [2]))
+        server.taping._start(Why.BUSY)
+    made = server.taping.tape()
+    assert (made.limits, made.limits_at) == (("LoRA adapters",), (3,))
+    assert shortened(made, made.size - made.chunks[3]).limits == ("LoRA adapters",)
+    assert shortened(made, made.size - made.chunks[4]).limits == ()
 
 
 @pytest.mark.parametrize("running", [True, False], ids=["one runs", "one comes before it"])

@@ -29,7 +29,7 @@ SWITCH = "SGLANG_OPT_UNIFIED_CACHE_FREE_OUT_OF_WINDOW_SLOTS"
     chosen_after=True,
     expected=predicted(
         na="strict kv-canary",
-        silent="nothing compute-sanitizer",
+        silent="nothing compute-sanitizer core",
         alarm="sglang busy-inv tree",
         object="g4debug g4debug-best",
     ),

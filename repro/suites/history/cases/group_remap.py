@@ -33,7 +33,7 @@ PREFILL = "Prefill batch"
     # kv-canary reads the SWA half of the map, where the place is 0
     expected=predicted(
         na="g4debug strict",
-        silent="nothing compute-sanitizer",
+        silent="nothing compute-sanitizer core",
         late="sglang busy-inv tree",
         alarm="kv-canary",
         object="g4debug-best",

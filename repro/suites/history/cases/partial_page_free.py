@@ -30,7 +30,7 @@ TWO_CALLS = {"G4HISTORY_PUT_BACK": "partial_page_free"}
     "two requests that share it.",
     expected=predicted(
         na="strict tree kv-canary",
-        silent="nothing compute-sanitizer",
+        silent="nothing compute-sanitizer core",
         late="sglang",
         alarm="busy-inv",
         object="g4debug g4debug-best",

@@ -20,7 +20,7 @@ from suites.history.case import FLAGS, Arm, case, predicted
     why="The negative control: it is no bug of the KV cache, so a tool that accuses a page lies.",
     expected=predicted(
         na="kv-canary",
-        crash="nothing g4debug g4debug-best sglang busy-inv strict tree compute-sanitizer",
+        crash="nothing g4debug g4debug-best sglang busy-inv strict tree compute-sanitizer core",
     ),
 )
 async def pp_proxy(client: Client) -> None:

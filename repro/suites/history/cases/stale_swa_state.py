@@ -28,6 +28,7 @@ from suites.history.case import PUT_BACK, Arm, case, predicted
     expected=predicted(
         na="kv-canary",
         crash="nothing sglang busy-inv strict tree",
+        silent="core",
         alarm="compute-sanitizer",
         object="g4debug g4debug-best",
     ),

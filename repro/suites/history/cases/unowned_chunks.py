@@ -34,7 +34,7 @@ SHORT, LONG = 160, 1200  # tokens
     chosen_after=True,
     expected=predicted(
         na="strict kv-canary",
-        silent="nothing g4debug sglang tree compute-sanitizer",
+        silent="nothing g4debug sglang tree compute-sanitizer core",
         alarm="busy-inv",
         object="g4debug-best",
     ),
