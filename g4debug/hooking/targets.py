@@ -36,6 +36,7 @@ _BATCH = "managers.schedule_batch.ScheduleBatch"
 _ALGORITHM = "speculative.spec_info.SpeculativeAlgorithm"
 _RADIX = "layers.radix_attention"
 _SCHEDULER = "managers.scheduler.Scheduler"
+_ADDER = "managers.schedule_policy.PrefillAdder"
 _CAUSAL = "models.gemma4_causal.Gemma4ForCausalLM"
 _MM = "models.gemma4_mm.Gemma4ForConditionalGeneration"
 _ASSISTANT = "models.gemma4_mtp.Gemma4AssistantForCausalLM"
@@ -268,6 +269,10 @@ _PLACES: dict[str, str | Places] = {
     "swa.free_segment": (("<0.5.18", None), *_allocator("swa", f"{_SWA}.free_segment")),
     "swa.free_swa_segment": (("<0.5.21", None), *_allocator("swa", f"{_SWA}.free_swa_segment")),
     "swa.free_swa": _allocator("swa", f"{_SWA}.free_swa"),
+    # Whether a request of the waiting queue is admitted to the next prefill, and the SWA tokens that
+    # it is said to need.
+    "adder.add": f"{_ADDER}.add_one_req",
+    "adder.swa_budget": _until("0.5.21", f"{_ADDER}._swa_budget_for_req"),
     "batch.prepare_for_extend": f"{_BATCH}.prepare_for_extend",
     "batch.prepare_for_decode": f"{_BATCH}.prepare_for_decode",
     "batch.check_decode_mem": f"{_BATCH}.check_decode_mem",
