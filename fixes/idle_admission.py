@@ -1,13 +1,15 @@
 """Admits a request that an idle server refuses for ever for want of SWA pages (sglang #32379).
 
 Before a request is admitted, SGLang holds what its next chunk needs against the SWA pages that are
-free or could be evicted. Then it locks the request's cached prefix, which takes pages away from
-those, and looks again. Two things make the second look fail although the pool has room:
+free or can be evicted. While it looks, it has the request's cached prefix locked, which takes pages
+away from those. Three things make an answer of no that never changes, although the pool has room:
 
-* The lock covers whole nodes of the prefix cache, back to the one in which the sliding window
-  begins. A node of one long prompt is then locked whole, far behind the window.
-* The need is at least one window and one page, however short the rest of the prompt is, and the
-  chunk is never made shorter.
+* Up to 0.5.17 the lock covers whole nodes of the prefix cache, back to the one in which the sliding
+  window begins. A node of one long prompt is then locked whole, far behind the window. And a
+  request needs a window and a page at least, however short the rest of its prompt is.
+* Up to 0.5.17 the chunk is never made shorter.
+* From 0.5.18 on it is, but only for a need that is more than the whole pool. A need that is less
+  than the pool, and more than the pool without the request's own prefix, is refused as before.
 
 On a busy server that ends when another request does. On an idle one nothing changes from one round
 to the next: the scheduler turns, ``/health`` answers, and nobody is served.
@@ -24,10 +26,12 @@ from collections.abc import Callable
 from typing import Any
 
 from g4debug.fixes.base import Fix, around
+from g4debug.fixes.paths.base import arguments
 from g4debug.fixes.source import source
+from g4debug.hooking import targets
 
-ADDER = "sglang.srt.managers.schedule_policy.PrefillAdder"
-_asked_again: list[Any] = []  # the adder that asks once more, while it does
+CACHES = ("SWARadixCache", "UnifiedRadixCache", "SWAChunkCache")
+_asking_again: list[Any] = []  # the PrefillAdder, while it is asked once more
 
 
 def around_add(
@@ -37,45 +41,49 @@ def around_add(
     has_chunked_req: bool,
     truncation_align_size: int | None,
 ) -> Any:
-    """Wraps ``PrefillAdder.add_one_req``. Returns what SGLang makes of the request."""
+    """Wraps ``PrefillAdder.add_one_req``, which admits a request, or says why it does not."""
     result = call_next(adder, req, has_chunked_req, truncation_align_size)
-    if result.name != "NO_TOKEN" or has_chunked_req or not _alone(adder):
+    if result.name != "NO_TOKEN" or has_chunked_req or not _stands(adder):
         return result
-    if not adder.tree_cache.is_chunk_cache():
+    if locks_whole_nodes(adder.tree_cache):
         lock_the_window_only(adder.tree_cache, req.last_node)
-    limit = adder.rem_chunk_tokens
-    if limit is not None:
-        adder.rem_chunk_tokens = min(limit, longest_chunk(adder, req.last_node))
-    _asked_again.append(adder)
+    if adder.rem_chunk_tokens is not None:
+        longest = longest_chunk(adder, req.last_node)
+        if longest <= 0:
+            return result
+        adder.rem_chunk_tokens = min(adder.rem_chunk_tokens, longest)
+    _asking_again.append(adder)
     try:
-        if limit is None or adder.rem_chunk_tokens > 0:
-            call_next(adder, req, has_chunked_req, truncation_align_size)
+        call_next(adder, req, has_chunked_req, truncation_align_size)
     finally:
-        _asked_again.pop()
+        _asking_again.pop()
     return result  # it is refused still, or nobody else is to join it in this round
 
 
-def around_budget(
-    call_next: Callable[..., int], adder: Any, extend_input_len: int, *args: Any, **kwargs: Any
+def around_need(
+    call_next: Callable[..., int], owner: Any, extend_input_len: int, *args: Any, **kwargs: Any
 ) -> int:
-    """Wraps ``PrefillAdder._swa_budget_for_req``: how many SWA tokens a request is said to need."""
-    budget = call_next(adder, extend_input_len, *args, **kwargs)
-    if adder not in _asked_again:
-        return budget
-    chunk = adder.rem_chunk_tokens
+    """Wraps the function that says how many SWA tokens a request needs for its next chunk."""
+    need = call_next(owner, extend_input_len, *args, **kwargs)
+    if not _asking_again:
+        return need
+    chunk = _asking_again[-1].rem_chunk_tokens
     allocated = extend_input_len if chunk is None else min(extend_input_len, chunk)
-    return min(budget, int(adder.ceil_paged_tokens(allocated) + adder.page_size))
+    return min(need, int(owner.ceil_paged_tokens(allocated) + owner.page_size))
 
 
 def longest_chunk(adder: Any, node: Any) -> int:
     """The most tokens, in whole pages, for which there are SWA pages while ``node`` is locked."""
-    if adder.tree_cache.is_chunk_cache():
-        room = adder.rem_swa_tokens
-    else:
-        with adder._lock_node(node):
-            room = adder.rem_swa_tokens
+    with adder._lock_node(node):
+        budget = getattr(adder, "memory_budget", None)  # from 0.5.21 on
+        room = adder.rem_swa_tokens if budget is None else budget.remaining_swa
     # SGLang asks for one page more than the chunk, and for something to be left.
     return int((room - adder.page_size - 1) // adder.page_size * adder.page_size)
+
+
+def locks_whole_nodes(tree: Any) -> bool:
+    """True for the prefix cache of hybrid models up to 0.5.17."""
+    return type(tree).__name__ == "SWARadixCache"
 
 
 def lock_the_window_only(tree: Any, node: Any) -> None:
@@ -92,39 +100,41 @@ def lock_the_window_only(tree: Any, node: Any) -> None:
         node = node.parent
 
 
-def _alone(adder: Any) -> bool:
+def _stands(adder: Any) -> bool:
     """True if no request runs that could give pages back, on a server that this fix knows."""
-    from sglang.srt.mem_cache.swa_radix_cache import SWARadixCache
-    from sglang.srt.server_args import get_global_server_args
-
-    args, tree = get_global_server_args(), adder.tree_cache
-    if args.disaggregation_mode != "null" or args.pp_size > 1:
-        return False  # others may hold pages that this adder does not know of
-    if adder.prefill_delayer_single_pass is not None or adder.dllm_config is not None:
-        return False  # the ranks agree once in a round; blocks are of one length
-    if not adder.is_hybrid_swa or not (tree.is_chunk_cache() or isinstance(tree, SWARadixCache)):
-        return False
     runs = adder.running_batch is not None and adder.running_batch.reqs
-    return not adder.can_run_list and not runs
+    if adder.can_run_list or runs or not adder.is_hybrid_swa or adder.dllm_config is not None:
+        return False
+    if adder.prefill_delayer_single_pass is not None:
+        return False  # the ranks agree once in a round
+    if type(adder.tree_cache).__name__ not in CACHES:
+        return False
+    budget = getattr(adder, "memory_budget", None)
+    if budget is not None and (type(budget).__name__ != "SWAPrefillBudget" or budget.req_ring):
+        return False
+    args = arguments()
+    # With these, others may hold pages that this adder does not know of.
+    return bool(
+        args.disaggregation_mode == "null"
+        and args.pp_size == 1
+        and not args.enable_hierarchical_cache
+    )
 
 
 def still_broken() -> bool:
-    """True if the need is at least one window, and a chunk is not made shorter."""
-    budget = source(f"{ADDER}._swa_budget_for_req")
-    return "max(alloc, self.tree_cache.sliding_window_size)" in budget
+    """True if a need that is less than the whole pool is refused, and no shorter chunk is tried."""
+    owner = str(targets.path("adder.swa_need")).rpartition(".")[0]
+    text = source(owner)
+    return "max(alloc, self.tree_cache.sliding_window_size)" in text or "never_fits(" in text
 
 
 FIX = Fix(
     id="idle-admission",
-    title="an idle server admits a request whose cached prefix has the SWA pages that it lacks",
+    title="an idle server admits a request whose own cached prefix has the SWA pages that it lacks",
     seed="none; from a report upstream",
-    upstream="#32379 (in 0.5.18)",
-    needs=">=0.5.12,<0.5.18",
-    elsewhere={
-        ">=0.5.18": "its prefix cache locks the window only, and a chunk that never fits is made "
-        "shorter"
-    },
+    upstream="#32379 (in 0.5.18), in part",
+    needs=">=0.5.12",
     still_broken=still_broken,
-    hooks=(around("adder.add", around_add), around("adder.swa_budget", around_budget)),
+    hooks=(around("adder.add", around_add), around("adder.swa_need", around_need)),
     purpose="correctness",
 )

@@ -272,7 +272,11 @@ _PLACES: dict[str, str | Places] = {
     # Whether a request of the waiting queue is admitted to the next prefill, and the SWA tokens that
     # it is said to need.
     "adder.add": f"{_ADDER}.add_one_req",
-    "adder.swa_budget": _until("0.5.21", f"{_ADDER}._swa_budget_for_req"),
+    "adder.swa_need": _moved(
+        "0.5.21",
+        f"{_ADDER}._swa_budget_for_req",
+        "mem_cache.prefill_budget.SWAPrefillBudget.swa_tokens",
+    ),
     "batch.prepare_for_extend": f"{_BATCH}.prepare_for_extend",
     "batch.prepare_for_decode": f"{_BATCH}.prepare_for_decode",
     "batch.check_decode_mem": f"{_BATCH}.check_decode_mem",
