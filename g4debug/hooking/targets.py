@@ -268,6 +268,8 @@ _PLACES: dict[str, str | Places] = {
     "swa.free_segment": (("<0.5.18", None), *_allocator("swa", f"{_SWA}.free_segment")),
     "swa.free_swa_segment": (("<0.5.21", None), *_allocator("swa", f"{_SWA}.free_swa_segment")),
     "swa.free_swa": _allocator("swa", f"{_SWA}.free_swa"),
+    # Admits the next chunk of a prompt, or parks the prompt until the next round.
+    "prefill.add_chunked": "managers.schedule_policy.PrefillAdder.add_chunked_req",
     "batch.prepare_for_extend": f"{_BATCH}.prepare_for_extend",
     "batch.prepare_for_decode": f"{_BATCH}.prepare_for_decode",
     "batch.check_decode_mem": f"{_BATCH}.check_decode_mem",
