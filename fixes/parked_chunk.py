@@ -120,7 +120,7 @@ FIX = Fix(
     needs=">=0.5.12",
     still_broken=still_broken,
     hooks=(
-        around("prefill.add_chunked", around_add_chunked),
+        around("adder.add_chunked", around_add_chunked),
         before("batch.prepare_for_extend", before_prepare),
     ),
     purpose="correctness",
