@@ -91,6 +91,7 @@ class StatusPublisher:
         self._answer = {"asked": asked.hex(), "dump": path, "no_dump": problem}
 
     def _content(self, now: float) -> dict[str, Any]:
+        stands, waits = self.status.waits()
         return {
             **self.about,
             "rank": self.rank,
@@ -98,5 +99,7 @@ class StatusPublisher:
             "step": self.status.clock.step,
             "told": now,
             **self._answer,
+            "stands": stands,
+            "waits": waits,
             "tracers": [dataclasses.asdict(r) for r in self.status.records()],
         }

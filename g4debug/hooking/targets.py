@@ -280,6 +280,8 @@ _PLACES: dict[str, str | Places] = {
     "batch.prepare_for_extend": f"{_BATCH}.prepare_for_extend",
     "batch.prepare_for_decode": f"{_BATCH}.prepare_for_decode",
     "batch.check_decode_mem": f"{_BATCH}.check_decode_mem",
+    # Admits the next chunk of a prompt, or parks the prompt until the next round.
+    "adder.add_chunked": f"{_ADDER}.add_chunked_req",
     "batch.evict_swa": f"{_BATCH}._evict_swa",
     # Decides in each step whether that is called: from 0.5.14 on, once in 128 steps or tokens.
     "batch.maybe_evict_swa": _since("0.5.14", f"{_BATCH}.maybe_evict_swa"),

@@ -48,6 +48,13 @@ class Sizes(NamedTuple):
     protected: int
 
 
+class Unlocked(NamedTuple):
+    """Tokens of each pool that a node and those above it hold, and that nobody has locked."""
+
+    full: int
+    swa: int
+
+
 class PathNode(NamedTuple):
     """One node on the way from the root: its id, the tokens ``begin`` to ``end`` - 1 that its key
     has, and how many slots its value has, -1 if it has none."""
@@ -213,3 +220,29 @@ def end(tree: Any, node: Any) -> int | None:
         return None
     nodes = path(tree, node)
     return nodes[-1].end if nodes else 0
+
+
+def unlocked_above(tree: Any, node: Any) -> Unlocked | None:
+    """How many evictable tokens a lock of ``node`` would take away from each pool.
+
+    SGLang locks the prefix of a request before it asks whether there is room for the rest: all of
+    its full pages, and SWA pages for a window. None if the tree does not tell. Does not wait.
+    node: as of :func:`path`.
+    """
+    if node is None or (root(tree) is None and not is_native(tree)):
+        return Unlocked(0, 0)  # a chunk cache
+    if isinstance(node, int):
+        if is_native(tree):
+            return None
+        node = _core(tree).node_by_id(node)
+    window = getattr(tree, "sliding_window_size", None) or 0
+    full = swa = covered = 0
+    while node is not None and node.parent is not None:
+        value = value_of(node)
+        if value is not None and not _is_locked(node, "full"):
+            full += len(value)
+        if covered < window and not _is_locked(node, "swa"):
+            swa += swa_tokens_of(node)
+        covered += len(node.key)
+        node = node.parent
+    return Unlocked(full, swa)

@@ -243,8 +243,8 @@ def test_what_mends_and_what_makes_faster():
     }
     assert by["correctness"] == {
         "draft-embedding-shard", "draft-window", "hybrid-pool-swap", "idle-draft-input",
-        "locked-prefix", "optional-kv", "residual-aliasing", "result-fence", "spec-batch-guards",
-        "swa-state-swap",
+        "locked-prefix", "optional-kv", "parked-chunk", "residual-aliasing", "result-fence",
+        "spec-batch-guards", "swa-state-swap",
     }  # fmt: skip
     assert by["experiment"] == {
         "force-eagle", "frozen-kv-mtp-v2", "mm-piecewise-graph", "page-clamp",

@@ -263,7 +263,7 @@ def test_a_workload_that_comes_to_nothing_on_another_release_is_an_answer(judged
 
 def test_a_process_that_does_not_end_hangs(judged):
     cell = judged("sglang", status=None, **TRUTH)
-    assert (cell.grade, cell.ended) == ("silent", "hangs")
+    assert (cell.grade, cell.ended) == ("stands", "hangs")
 
 
 @pytest.mark.parametrize(

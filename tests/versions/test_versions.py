@@ -39,6 +39,7 @@ STATES = {
     "mm-piecewise-graph": (OFF, OFF, N, N, N, N, N),
     "optional-kv":        (A, N, N, N, N, N, N),  # 0.5.13 has it
     "page-clamp":         (OFF, OFF, OFF, OFF, OFF, OFF, OFF),
+    "parked-chunk":       (A, A, A, A, A, A, A),  # upstream has not mended it yet (#36458)
     "residual-aliasing":  (A, A, A, A, A, A, N),  # 0.5.23 hands the residual over explicitly
     "ple-tail":           (A, A, A, A, N, N, A),  # as mm-batched-encoder
     "result-fence":       (N, N, A, A, N, N, N),  # 0.5.18 has its barrier after the launch
