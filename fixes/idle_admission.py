@@ -2,35 +2,37 @@
 
 Before a request is admitted, SGLang holds what its next chunk needs against the SWA pages that are
 free or can be evicted. While it looks, it has the request's cached prefix locked, which takes pages
-away from those. Three things make an answer of no that never changes, although the pool has room:
+away from those. So the answer may be no, and stay no, although the pool has room:
 
-* Up to 0.5.17 the lock covers whole nodes of the prefix cache, back to the one in which the sliding
-  window begins. A node of one long prompt is then locked whole, far behind the window. And a
-  request needs a window and a page at least, however short the rest of its prompt is.
-* Up to 0.5.17 the chunk is never made shorter.
-* From 0.5.18 on it is, but only for a need that is more than the whole pool. A need that is less
-  than the pool, and more than the pool without the request's own prefix, is refused as before.
+* Up to 0.5.17 the lock holds whole nodes of the prefix cache (see ``_window_lock``), a request is
+  said to need a window and a page however short it is, and a chunk is never made shorter.
+* From 0.5.18 on a chunk is made shorter, but only for a need that is more than the whole pool. A
+  need that is less than that, and more than the pool without the request's own prefix, is refused.
 
 On a busy server that ends when another request does. On an idle one nothing changes from one round
 to the next: the scheduler turns, ``/health`` answers, and nobody is served.
 
-The fix acts only if a request was refused and nothing else runs. It cuts the node where the window
-begins, so that the lock covers the window only. Then it asks once more, with the least that the
-allocator needs, and with a shorter chunk if the whole one does not fit. A server on which something
-runs, or on which nobody is refused, does what it always did.
+The fix acts where a request is refused in two rounds in a row, and nothing else runs in either. By
+the second one no forward is in flight, so nobody can give anything back. It cuts the node where the
+window begins, and asks once more, with the least that the allocator needs, and with a shorter chunk
+if the whole one does not fit. If that does not help either, it evicts the prefix cache, and the
+next round finds the request without a prefix. All others are served as they always were.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakSet
 
+from g4debug.fixes import _window_lock
 from g4debug.fixes.base import Fix, around
 from g4debug.fixes.paths.base import arguments
 from g4debug.fixes.source import source
 from g4debug.hooking import targets
 
 CACHES = ("SWARadixCache", "UnifiedRadixCache", "SWAChunkCache")
+_refused: WeakSet[Any] = WeakSet()  # the request that was refused last, if nothing else ran
 _asking_again: list[Any] = []  # the PrefillAdder, while it is asked once more
 
 
@@ -43,21 +45,34 @@ def around_add(
 ) -> Any:
     """Wraps ``PrefillAdder.add_one_req``, which admits a request, or says why it does not."""
     result = call_next(adder, req, has_chunked_req, truncation_align_size)
-    if result.name != "NO_TOKEN" or has_chunked_req or not _stands(adder):
-        return result
-    if locks_whole_nodes(adder.tree_cache):
-        lock_the_window_only(adder.tree_cache, req.last_node)
-    if adder.rem_chunk_tokens is not None:
-        longest = longest_chunk(adder, req.last_node)
-        if longest <= 0:
-            return result
-        adder.rem_chunk_tokens = min(adder.rem_chunk_tokens, longest)
-    _asking_again.append(adder)
-    try:
-        call_next(adder, req, has_chunked_req, truncation_align_size)
-    finally:
-        _asking_again.pop()
+    stands = result.name == "NO_TOKEN" and not has_chunked_req and _nothing_runs(adder)
+    again = stands and req in _refused
+    _refused.clear()
+    if stands:
+        _refused.add(req)
+    if again:
+        _ask_again(adder, req, lambda: call_next(adder, req, False, truncation_align_size))
     return result  # it is refused still, or nobody else is to join it in this round
+
+
+def _ask_again(adder: Any, req: Any, ask: Callable[[], Any]) -> None:
+    tree = adder.tree_cache
+    if _window_lock.has_it(tree):
+        _window_lock.cut(tree, req.last_node)
+    longest = longest_chunk(adder, req.last_node)
+    if adder.rem_chunk_tokens is not None:
+        adder.rem_chunk_tokens = min(adder.rem_chunk_tokens, longest)
+    if longest > 0:
+        _asking_again.append(adder)
+        try:
+            ask()
+        finally:
+            _asking_again.pop()
+    if not adder.can_run_list:
+        from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+
+        allocator = adder.token_to_kv_pool_allocator
+        tree.evict(EvictParams(num_tokens=allocator.size_full, swa_num_tokens=allocator.size_swa))
 
 
 def around_need(
@@ -81,26 +96,7 @@ def longest_chunk(adder: Any, node: Any) -> int:
     return int((room - adder.page_size - 1) // adder.page_size * adder.page_size)
 
 
-def locks_whole_nodes(tree: Any) -> bool:
-    """True for the prefix cache of hybrid models up to 0.5.17."""
-    return type(tree).__name__ == "SWARadixCache"
-
-
-def lock_the_window_only(tree: Any, node: Any) -> None:
-    """Cut the node in which the sliding window that ends with ``node`` begins.
-
-    A later lock of ``node`` then ends there. Locks that are held stay as they are.
-    """
-    left = -(-tree.sliding_window_size // tree.page_size) * tree.page_size
-    while node is not tree.root_node and left > 0:
-        length = len(node.value)
-        if length > left:
-            tree._split_node(node.key, node, length - left)
-        left -= length
-        node = node.parent
-
-
-def _stands(adder: Any) -> bool:
+def _nothing_runs(adder: Any) -> bool:
     """True if no request runs that could give pages back, on a server that this fix knows."""
     runs = adder.running_batch is not None and adder.running_batch.reqs
     if adder.can_run_list or runs or not adder.is_hybrid_swa or adder.dllm_config is not None:
