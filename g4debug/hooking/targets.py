@@ -269,8 +269,8 @@ _PLACES: dict[str, str | Places] = {
     "swa.free_segment": (("<0.5.18", None), *_allocator("swa", f"{_SWA}.free_segment")),
     "swa.free_swa_segment": (("<0.5.21", None), *_allocator("swa", f"{_SWA}.free_swa_segment")),
     "swa.free_swa": _allocator("swa", f"{_SWA}.free_swa"),
-    # Whether a request of the waiting queue is admitted to the next prefill, and the SWA tokens that
-    # it is said to need.
+    # Whether a waiting request is admitted to the next prefill, and how many SWA tokens it is said
+    # to need.
     "adder.add": f"{_ADDER}.add_one_req",
     "adder.swa_need": _moved(
         "0.5.21",

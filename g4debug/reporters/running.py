@@ -42,6 +42,7 @@ class Process:
     tracers: tuple[TracerStatus, ...] = ()
     stands: str = ""  # that it serves nobody; '' if not
     waits: tuple[str, ...] = ()  # requests that wait, since when and why
+    warnings: tuple[str, ...] = ()  # what the server does on purpose, and says once or never
 
     @property
     def foreign(self) -> bool:
@@ -133,6 +134,7 @@ def _lines(process: Process) -> Iterator[Text]:
         yield Text(f"{when}: the event loop is stuck, what follows is from before", "bold red")
     else:
         yield Text(when)
+    yield from (Text(f"warning: {line}", "yellow") for line in process.warnings)
     yield from (Text(line, "yellow") for line in process.waits)
     width = max((len(t.name) for t in process.tracers), default=0)
     for tracer in process.tracers:

@@ -22,10 +22,12 @@ ASKED = 10.0  # seconds until the scheduler must have said how it is
 async def serve(engine: Any, served: Workload) -> dict[str, Any]:
     assert isinstance(served.output, int)
     sampling = greedy(served.output)
-    waiting = [
-        asyncio.ensure_future(engine.async_generate(input_ids=ids, sampling_params=sampling))
-        for ids in served.prompts()
-    ]
+    waiting: list[asyncio.Future[Any]] = []
+    for ids in served.prompts():
+        if waiting and served.in_turns:
+            await asyncio.wait(waiting, timeout=PATIENCE)
+        one = engine.async_generate(input_ids=ids, sampling_params=sampling)
+        waiting.append(asyncio.ensure_future(one))
     done, late = await asyncio.wait(waiting, timeout=PATIENCE)
     found: dict[str, Any] = {
         "tokens": [f.result()["output_ids"] if f in done else None for f in waiting],
