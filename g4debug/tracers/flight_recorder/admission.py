@@ -183,7 +183,7 @@ def _swa_needs(left: _Left, extend: int, new: int, at_once: bool) -> tuple[int, 
     if budget is None:
         needs = int(adder._swa_budget_for_req(extend))
         return needs, needs + (not at_once)
-    paged = int(adder.ceil_paged_tokens(extend))
+    paged = extend if at_once else int(adder.ceil_paged_tokens(extend))
     needs = int(budget.swa_tokens(paged, new, chunk_limit=left.chunk))
     if not at_once and budget.swa_never_fits(paged, new, chunk_limit=left.chunk):
         needs = int(budget.swa_tokens(0, new)) + left.page  # a smaller chunk will do
@@ -210,7 +210,8 @@ def _full(
     if locks is not None and locked:
         words += f"; {_prefix_words(locks, locked)}"
     lacks = math.ceil(least - has)
-    return Refusal(words, FULL, lacks, least, size(scheduler, FULL), left.full >= least)
+    by_lock = locked > 0 and left.full > needs
+    return Refusal(words, FULL, lacks, least, size(scheduler, FULL), by_lock)
 
 
 def _prefix_words(locks: cache_tree.Unlocked, tokens: int) -> str:
