@@ -54,9 +54,7 @@ class Waiting:
 
         key = RadixKey(releases.token_ids(range(end)), None)
         protected = self.request.cache_protected_len
-        self.tree.insert(
-            InsertParams(key=key, value=self.slots[:end], prev_prefix_len=protected)
-        )
+        self.tree.insert(InsertParams(key=key, value=self.slots[:end], prev_prefix_len=protected))
         if protected:
             self.unlock()
         self.request.last_node = self.tree.match_prefix(MatchPrefixParams(key)).last_device_node
