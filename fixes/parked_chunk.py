@@ -30,7 +30,6 @@ from weakref import WeakSet
 
 from g4debug.fixes.base import Fix, around, before
 from g4debug.fixes.source import source
-from g4debug.ledger import cache_tree
 
 BATCH = "sglang.srt.managers.schedule_batch.ScheduleBatch"
 ADDER = "sglang.srt.managers.schedule_policy.PrefillAdder"
@@ -71,8 +70,8 @@ def give_back(tree: Any, allocator: Any, request: Any) -> None:
             token_to_kv_pool_allocator=allocator,
         )
         ScheduleBatch._evict_swa(batch, request, begin)
-    elif hasattr(request, "swa_uuid_for_lock") and hasattr(tree, "dec_swa_lock_only"):
-        _lock_only_the_window(cache_tree.innermost(tree), request)
+    elif type(tree).__name__ == "SWARadixCache":  # later ones cut each new leaf themselves
+        _lock_only_the_window(tree, request)
 
 
 def _shares(tree: Any) -> bool:
