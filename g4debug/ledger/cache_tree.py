@@ -49,10 +49,14 @@ class Sizes(NamedTuple):
 
 
 class Unlocked(NamedTuple):
-    """Tokens of each pool that a node and those above it hold, and that nobody has locked."""
+    """Tokens of each pool that a node and those above it hold, and that nobody has locked.
+
+    exact: if not, it may be fewer.
+    """
 
     full: int
     swa: int
+    exact: bool = True
 
 
 class PathNode(NamedTuple):
@@ -222,20 +226,26 @@ def end(tree: Any, node: Any) -> int | None:
     return nodes[-1].end if nodes else 0
 
 
-def unlocked_above(tree: Any, node: Any) -> Unlocked | None:
+def unlocked_above(tree: Any, node: Any) -> Unlocked:
     """How many evictable tokens a lock of ``node`` would take away from each pool.
 
     SGLang locks the prefix of a request before it asks whether there is room for the rest: all of
-    its full pages, and SWA pages for a window. None if the tree does not tell. Does not wait.
-    node: as of :func:`path`.
+    its full pages, and SWA pages for a window. Does not wait. node: as of :func:`path`.
     """
+    window = getattr(tree, "sliding_window_size", None) or 0
     if node is None or (root(tree) is None and not is_native(tree)):
         return Unlocked(0, 0)  # a chunk cache
+    if is_native(tree):  # it does not say which nodes are locked, without waiting for the device
+        nodes_ = path(tree, node)
+        begins = [one.begin for one in nodes_ if nodes_[-1].end - one.end < window]
+        full, swa = tree.full_evictable_size(), tree.swa_evictable_size()
+        return Unlocked(
+            min(sum(one.slots for one in nodes_ if one.slots > 0), int(full)),
+            min(nodes_[-1].end - begins[0] if begins else 0, int(swa)),
+            exact=False,
+        )
     if isinstance(node, int):
-        if is_native(tree):
-            return None
         node = _core(tree).node_by_id(node)
-    window = getattr(tree, "sliding_window_size", None) or 0
     full = swa = covered = 0
     while node is not None and node.parent is not None:
         value = value_of(node)

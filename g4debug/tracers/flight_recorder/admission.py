@@ -9,6 +9,7 @@ SGLang decided by. Only host memory is read.
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -49,10 +50,10 @@ class _Left:
     kept: what is kept for what the running requests may still generate.
     """
 
-    full: int
-    now: int
+    full: float
+    now: float
     swa: int | None
-    kept: int
+    kept: float
     page: int
     chunk: int | None
     adder: Any
@@ -60,7 +61,7 @@ class _Left:
     def __str__(self) -> str:
         swa = "" if self.swa is None else f", {self.swa} of the SWA pool"
         chunk = "" if self.chunk is None else f"; the chunk is {self.chunk} tokens"
-        return f"left are {self.full} tokens of the full pool{swa}{chunk}"
+        return f"left are {int(self.full)} tokens of the full pool{swa}{chunk}"
 
 
 def refusal(scheduler: Any, item: Work) -> Refusal:
@@ -97,10 +98,10 @@ def _left(scheduler: Any) -> _Left:
         swa = int(adder.rem_swa_tokens if budget is None else budget.remaining_swa)
     kept = adder.rem_total_token_offset if budget is None else budget.total_offset
     return _Left(
-        int(adder.rem_total_tokens),
-        int(adder.cur_rem_tokens),
+        float(adder.rem_total_tokens),
+        float(adder.cur_rem_tokens),
         swa,
-        int(kept),
+        float(kept),
         int(adder.page_size),
         adder.rem_chunk_tokens,
         adder,
@@ -121,7 +122,7 @@ def _of_chunk(scheduler: Any, request: Any, left: _Left) -> Refusal:
             size(scheduler, SWA),
         )
     if left.swa is not None and left.full <= 0:
-        return _full(scheduler, needs, 1, left, 0, "for its next chunk")
+        return _full(scheduler, needs, 1, left, None, "for its next chunk")
     return Refusal(f"not known: its next chunk is {needs} tokens; {left}")
 
 
@@ -146,36 +147,24 @@ def _of_queued(scheduler: Any, request: Any, left: _Left) -> Refusal:
     overhead = getattr(adder, "per_req_token_overhead", left.page)
     at_once = bool(request.sampling_params.ignore_eos and getattr(tree, "disable", True))
     locks = cache_tree.unlocked_above(tree, getattr(request, "last_node", None))
-    if locks is None:
-        return Refusal(f"not known: the prefix cache does not tell what it locks; {left}")
     if at_once:
         old = not hasattr(adder, "per_req_token_overhead")
         needs, has = paged + (0 if old else overhead), min(left.full, left.now)
         if needs > has:
-            return _full(scheduler, needs, needs, left, 0, f"for {extend} tokens")
+            return _full(scheduler, needs, needs, left, None, f"for {extend} tokens")
         locks = cache_tree.Unlocked(0, 0)
     else:
         needs = extend + new + overhead
         if needs >= left.full - locks.full:
             what = f"for {extend} tokens, and {new} that it may generate"
-            return _full(scheduler, needs, needs + 1, left, locks.full, what)
+            return _full(scheduler, needs, needs + 1, left, locks, what)
     if left.swa is not None:
-        budget = getattr(adder, "memory_budget", None)
-        if budget is None:
-            needs = adder._swa_budget_for_req(extend)
-        else:
-            needs = budget.swa_tokens(paged, new, chunk_limit=left.chunk)
-            if budget.swa_never_fits(paged, new, chunk_limit=left.chunk):
-                needs = budget.swa_tokens(0, new) + left.page  # a smaller chunk will do
-        least = needs if at_once or budget is not None else needs + 1
+        needs, least = _swa_needs(left, extend, new, at_once)
         has = left.swa - locks.swa
         if has < least:
             held = ""
             if locks.swa:
-                held = (
-                    f"; {left.swa} are free or evictable, and {locks.swa} of them are the cached "
-                    "prefix of the request itself, which SGLang locks before it asks"
-                )
+                held = f"; {left.swa} are free or evictable, but {_prefix_words(locks, locks.swa)}"
             return Refusal(
                 f"SWA pool: needs {needs} for {extend} tokens, has {max(has, 0)}{held}",
                 SWA,
@@ -187,17 +176,49 @@ def _of_queued(scheduler: Any, request: Any, left: _Left) -> Refusal:
     return Refusal(f"not known: it needs {extend} tokens, and {new} that it may generate; {left}")
 
 
-def _full(scheduler: Any, needs: int, least: int, left: _Left, locked: int, what: str) -> Refusal:
+def _swa_needs(left: _Left, extend: int, new: int, at_once: bool) -> tuple[int, int]:
+    """What a request asks of the SWA pool, and how much must be available at the least."""
+    adder = left.adder
+    budget = getattr(adder, "memory_budget", None)
+    if budget is None:
+        needs = int(adder._swa_budget_for_req(extend))
+        return needs, needs + (not at_once)
+    paged = extend if at_once else int(adder.ceil_paged_tokens(extend))
+    needs = int(budget.swa_tokens(paged, new, chunk_limit=left.chunk))
+    if not at_once and budget.swa_never_fits(paged, new, chunk_limit=left.chunk):
+        needs = int(budget.swa_tokens(0, new)) + left.page  # a smaller chunk will do
+        return needs, needs
+    return needs, needs + (not at_once and not budget.req_ring)
+
+
+def _full(
+    scheduler: Any,
+    needs: int,
+    least: int,
+    left: _Left,
+    locks: cache_tree.Unlocked | None,
+    what: str,
+) -> Refusal:
+    locked = 0 if locks is None else locks.full
     has = left.full - locked
-    words = f"full pool: needs {needs} {what}, has {max(has, 0)}"
-    if left.kept:
+    words = f"full pool: needs {needs} {what}, has {max(int(has), 0)}"
+    if left.kept >= 1:
         words += (
-            f"; {left.kept} more are kept for what the running requests may still generate "
+            f"; {int(left.kept)} more are kept for what the running requests may still generate "
             "(new-token estimate)"
         )
-    if locked:
-        words += f"; {locked} are its own cached prefix, which SGLang locks before it asks"
-    return Refusal(words, FULL, least - has, least, size(scheduler, FULL), left.full >= least)
+    if locks is not None and locked:
+        words += f"; {_prefix_words(locks, locked)}"
+    lacks = math.ceil(least - has)
+    by_lock = locked > 0 and left.full > needs
+    return Refusal(words, FULL, lacks, least, size(scheduler, FULL), by_lock)
+
+
+def _prefix_words(locks: cache_tree.Unlocked, tokens: int) -> str:
+    return (
+        f"{'' if locks.exact else 'up to '}{tokens} of them are the cached prefix of the request "
+        "itself, which SGLang locks before it asks"
+    )
 
 
 def size(scheduler: Any, pool: str) -> int:

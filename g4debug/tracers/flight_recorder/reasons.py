@@ -55,10 +55,12 @@ def _of(scheduler: Any, item: Work, items: list[Work], steps: bool) -> Reason:
     if item.place is Place.QUEUE:
         before = admission.position(scheduler, item.request)
         if before:
-            first = scheduler.waiting_queue[0].rid
+            first = scheduler.waiting_queue[0]
             return Reason(
-                f"is number {before + 1} of the queue, as the policy {scheduler.schedule_policy} "
-                f"sorts it; SGLang stops at the first that does not fit, and asks for {first} first"
+                f"it is number {before + 1} of the queue, as the policy "
+                f"{scheduler.schedule_policy} sorts it, and SGLang stops at the first that does "
+                f"not fit. The first is {first.rid}: "
+                + admission.refusal(scheduler, Work(first, item.place)).words
             )
     refused = admission.refusal(scheduler, item)
     runs = [w for w in items if w.place is Place.RUNS and w.request is not item.request]
@@ -98,8 +100,8 @@ def _verdict(refused: Refusal, deadlock: bool, runs: bool, steps: bool) -> str:
     lacks = f"It lacks {refused.lacks} token{'s' * (refused.lacks != 1)} of the {name}"
     if refused.never:
         return (
-            f"A deadlock. No step can free enough: the {name} has {refused.most} tokens in all, and "
-            f"at least {refused.at_least} would have to be available."
+            f"A deadlock. No step can free enough: the {name} has {refused.most} tokens in all, "
+            f"and at least {refused.at_least} would have to be available."
         )
     if deadlock:
         those = "those that hold it wait themselves"

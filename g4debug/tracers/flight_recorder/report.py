@@ -204,6 +204,11 @@ def _why(reasons: Sequence[Told], context: Context) -> str:
         if reason is not None and reason.verdict:
             like = f"\n{reason.like}" if reason.like else ""
             return f"request {wait.rid}: {reason.verdict}{like}"
+    if reasons[0][0].overtaken:
+        return (
+            "requests that came later are served before it; the order of the queue is the schedule "
+            "policy's, and that of priorities where they are on"
+        )
     return earlier(context) or NOT_KNOWN
 
 

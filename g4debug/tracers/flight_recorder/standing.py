@@ -54,8 +54,9 @@ class Standing:
         stands = ""
         if self.stands:
             stands = f"it stands: no step for {self._seconds():.0f} s, although requests wait"
+        items = work.of(scheduler)
+        self.waits.look(items, self.progress.loop, self.recorder.step)
         some = [w for w in self.waits.all.values() if self._waited(w) >= LIVE]
-        items = [Work(w.request, w.place) for w in self.waits.all.values()]
         steps = self._seconds() < LIVE
         told = []
         for wait in some[:SHOWN]:

@@ -276,10 +276,13 @@ class FlightRecorder:
 
     def on_tick(self) -> None:
         """Write a dump shortly before SGLang's watchdog kills. Runs in the watcher's thread."""
-        args = getattr(self.recorder.scheduler, "server_args", None)
-        timeout = server_argument(args, "watchdog_timeout")
+        scheduler = self.recorder.scheduler
+        timeout = server_argument(getattr(scheduler, "server_args", None), "watchdog_timeout")
         if self.warned or not isinstance(timeout, (int, float)) or timeout <= 0:
             return
+        batch = getattr(scheduler, "cur_batch", True)
+        if getattr(scheduler, "cur_batch_for_debug", batch) is None:
+            return  # the watchdog looks only while there is a batch, not while weights are loaded
         hang = self.progress.hang(max(self.context.settings.hang_seconds, WATCHDOG_SHARE * timeout))
         if hang is not None and hang.stuck:
             self.warned = True

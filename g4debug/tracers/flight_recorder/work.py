@@ -46,16 +46,17 @@ def of(scheduler: Any) -> list[Work]:
     """
     if scheduler is None or getattr(scheduler, "_engine_paused", False):
         return []
-    seen: set[int] = set()
-    found = []
-    for work in _all(scheduler):
-        request = work.request
-        ended = getattr(request, "finished", None)
-        if id(request) not in seen and not (ended is not None and ended()):
-            if request is not None:
-                seen.add(id(request))
-            found.append(work)
-    return found
+    chunk = getattr(scheduler, "chunked_req", None)
+    found: dict[int, Work] = {}  # a request may be in several batches
+    for n, request in enumerate(running(scheduler)):
+        if request is None or request is not chunk:
+            found[n if request is None else id(request)] = Work(request, Place.RUNS)
+    if chunk is not None:
+        found[id(chunk)] = Work(chunk, Place.CHUNK)
+    begun = [work for work in found.values() if not _has_ended(work.request)]
+    place = Place.STORAGE if _stores(scheduler) else Place.QUEUE
+    queued = [Work(request, place) for request in getattr(scheduler, "waiting_queue", ())]
+    return begun + queued + _others(scheduler)
 
 
 def outside(scheduler: Any) -> Iterator[str]:
@@ -72,26 +73,27 @@ def running(scheduler: Any) -> list[Any]:
     return [r for batch in batches for r in getattr(batch, "reqs", None) or ()]
 
 
-def _all(scheduler: Any) -> Iterator[Work]:
-    chunk = getattr(scheduler, "chunked_req", None)
-    yield from (Work(r, Place.RUNS) for r in running(scheduler) if r is None or r is not chunk)
-    if chunk is not None:
-        yield Work(chunk, Place.CHUNK)
-    place = Place.STORAGE if _stores(scheduler) else Place.QUEUE
-    yield from _in(getattr(scheduler, "waiting_queue", ()), place)
+def _has_ended(request: Any) -> bool:
+    ended = getattr(request, "finished", None)
+    return ended is not None and bool(ended())
+
+
+def _others(scheduler: Any) -> list[Work]:
+    """What is in no queue of the scheduler's own."""
     grammars = getattr(scheduler, "grammar_manager", None)
-    yield from _in(getattr(grammars, "grammar_queue", ()), Place.GRAMMAR)
+    found = _in(getattr(grammars, "grammar_queue", ()), Place.GRAMMAR)
     for name in _PEERS:
         queue = getattr(scheduler, name, None)
         if queue is not None:
-            yield from _in(getattr(queue, "retracted_queue", ()), Place.RETRACTED)
-            yield from _in(getattr(queue, "queue", queue), Place.PEER)
+            found += _in(getattr(queue, "retracted_queue", ()), Place.RETRACTED)
+            found += _in(getattr(queue, "queue", queue), Place.PEER)
+    return found
 
 
-def _in(queue: Any, place: Place) -> Iterator[Work]:
+def _in(queue: Any, place: Place) -> list[Work]:
     entries: Iterable[Any] = queue if isinstance(queue, Iterable) else ()
     # Disaggregation has its requests in entries of its own.
-    yield from (Work(getattr(entry, "req", entry), place) for entry in list(entries))
+    return [Work(getattr(entry, "req", entry), place) for entry in entries]
 
 
 def _stores(scheduler: Any) -> bool:
