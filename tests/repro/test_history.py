@@ -858,7 +858,7 @@ def test_a_finding_of_ours_has_a_page_that_says_nothing_of_the_machine(suite, kn
         writing.write(writing.encode(record), folder, "g4debug-one.pt")
 
     record = sample_record()
-    died = dataclasses.replace(record.finding, check="flight-recorder")
+    died = dataclasses.replace(record.finding, check="flight-recorder", kind="crash")
     here = dataclasses.replace(
         record.finding,
         got=f"a file in {results}/somewhere",

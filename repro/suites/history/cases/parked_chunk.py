@@ -32,7 +32,7 @@ SMALL_POOL = {
         ("managers/schedule_policy.py", "add_chunked_req"),
     ),
     mtp=False,
-    seconds=120.0,
+    seconds=150.0,
     engine=SMALL_POOL,
     why="Nothing is wrong with any page: the server turns, says nothing, and serves nobody.",
     chosen_after=True,
