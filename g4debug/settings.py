@@ -188,9 +188,16 @@ class Settings:
     hang_seconds: int = _setting(
         "G4DEBUG_HANG_SECONDS",
         _number(2, 86_400),  # an idle event loop may sleep for one second
-        "a scheduler counts as hung after so many seconds without progress; SIGTERM then leaves a "
-        "dump",
-        10,
+        "a scheduler counts as hung after so many seconds without a step although it has work: a "
+        "finding, which stops nothing. If it hangs within a step, SIGTERM then leaves a dump",
+        20,
+    )
+    starved_steps: int = _setting(
+        "G4DEBUG_STARVED_STEPS",
+        _number(0, 1_000_000_000),
+        "a request starves if it makes no progress for so many steps while others do: a finding, "
+        "which stops nothing; 0: it is not looked for",
+        5000,
     )
     core: str = _setting(
         "G4DEBUG_CORE",

@@ -68,6 +68,9 @@ def _fill(process: Process, told: Mapping[str, Any]) -> None:
     process.rank = str(told.get("rank", ""))
     process.phase = str(told.get("phase", ""))
     process.step = int(told.get("step", -1))
+    process.stands = str(told.get("stands", ""))
+    process.warnings = tuple(str(line) for line in told.get("warnings", ()))
+    process.waits = tuple(str(line) for line in told.get("waits", ()))
     process.tracers = tracers(told.get("tracers", ()))
     process.age = max(0.0, time.monotonic() - float(told.get("told", 0.0)))
     process.stuck = process.phase == "serving" and process.age > LATE

@@ -776,6 +776,15 @@ _FLIGHT_RECORDER = (
         "hang",
         "The scheduler begins no step, although requests wait or run, or makes no round at all.",
         "`flight-recorder: the scheduler hangs: …`",
+        "GOT says which check of SGLang's refuses which request, and who holds what it lacks",
+        entry="The scheduler hangs",
+    ),
+    _end(
+        "starved",
+        "A request makes no progress for thousands of steps, although it had begun or others that "
+        "came later are served.",
+        "`flight-recorder: request … made no progress for … steps (… s), while others did`",
+        "GOT says which check of SGLang's refuses it, and who holds what it lacks",
         entry="The scheduler hangs",
     ),
     _dead(

@@ -274,6 +274,8 @@ class Status:
         self.changes = 0
         # Writes a dump for whoever asks: its path, and why there is none. None: nobody can do so.
         self.snapshot: Callable[[], tuple[str, str]] | None = None
+        # Says that the server stands, '' if not; and which requests wait, since when and why.
+        self.waits: Callable[[], tuple[str, list[str]]] = lambda: ("", [])
 
     def part(self, name: str) -> Part:
         """The part of a tracer, of the ledger or of the step recorder."""

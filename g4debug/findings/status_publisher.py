@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from g4debug.findings import warnings
 from g4debug.findings.metrics import Metrics, labels_of, wanted
 from g4debug.findings.status import Status
 from g4debug.findings.status_file import StatusFile, StatusFileError
@@ -32,6 +33,7 @@ class StatusPublisher:
             **about,
         }
         self.rank = ""
+        self.warnings: list[str] = []
         self.phase = "starting"  # until the event loop makes its first round: "serving"
         self.metrics: Metrics | None = None
         self.board: StatusFile | None = None
@@ -51,11 +53,12 @@ class StatusPublisher:
             self.board = None
 
     def attach(self, scheduler: Any) -> None:
-        """The scheduler is there: learn its rank, and whether there is a ``/metrics``."""
+        """The scheduler is there: learn its rank, and what it does that one should know."""
         labels = labels_of(scheduler)
         self.rank = ", ".join(
             f"{k.removesuffix('_rank')} {v}" for k, v in labels.items() if k.endswith("_rank")
         )
+        self.warnings = list(warnings.of(scheduler))
         if wanted(scheduler):
             self.metrics = Metrics(self.status, labels)
         self.tell(time.monotonic())
@@ -91,6 +94,7 @@ class StatusPublisher:
         self._answer = {"asked": asked.hex(), "dump": path, "no_dump": problem}
 
     def _content(self, now: float) -> dict[str, Any]:
+        stands, waits = self.status.waits()
         return {
             **self.about,
             "rank": self.rank,
@@ -98,5 +102,8 @@ class StatusPublisher:
             "step": self.status.clock.step,
             "told": now,
             **self._answer,
+            "warnings": self.warnings,
+            "stands": stands,
+            "waits": waits,
             "tracers": [dataclasses.asdict(r) for r in self.status.records()],
         }

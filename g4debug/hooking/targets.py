@@ -36,6 +36,7 @@ _BATCH = "managers.schedule_batch.ScheduleBatch"
 _ALGORITHM = "speculative.spec_info.SpeculativeAlgorithm"
 _RADIX = "layers.radix_attention"
 _SCHEDULER = "managers.scheduler.Scheduler"
+_ADDER = "managers.schedule_policy.PrefillAdder"
 _CAUSAL = "models.gemma4_causal.Gemma4ForCausalLM"
 _MM = "models.gemma4_mm.Gemma4ForConditionalGeneration"
 _ASSISTANT = "models.gemma4_mtp.Gemma4AssistantForCausalLM"
@@ -268,9 +269,19 @@ _PLACES: dict[str, str | Places] = {
     "swa.free_segment": (("<0.5.18", None), *_allocator("swa", f"{_SWA}.free_segment")),
     "swa.free_swa_segment": (("<0.5.21", None), *_allocator("swa", f"{_SWA}.free_swa_segment")),
     "swa.free_swa": _allocator("swa", f"{_SWA}.free_swa"),
+    # Whether a waiting request is admitted to the next prefill, and how many SWA tokens it is said
+    # to need.
+    "adder.add": f"{_ADDER}.add_one_req",
+    "adder.swa_need": _moved(
+        "0.5.21",
+        f"{_ADDER}._swa_budget_for_req",
+        "mem_cache.prefill_budget.SWAPrefillBudget.swa_tokens",
+    ),
     "batch.prepare_for_extend": f"{_BATCH}.prepare_for_extend",
     "batch.prepare_for_decode": f"{_BATCH}.prepare_for_decode",
     "batch.check_decode_mem": f"{_BATCH}.check_decode_mem",
+    # Admits the next chunk of a prompt, or parks the prompt until the next round.
+    "adder.add_chunked": f"{_ADDER}.add_chunked_req",
     "batch.evict_swa": f"{_BATCH}._evict_swa",
     # Decides in each step whether that is called: from 0.5.14 on, once in 128 steps or tokens.
     "batch.maybe_evict_swa": _since("0.5.14", f"{_BATCH}.maybe_evict_swa"),

@@ -48,6 +48,17 @@ class Sizes(NamedTuple):
     protected: int
 
 
+class Unlocked(NamedTuple):
+    """Tokens of each pool that a node and those above it hold, and that nobody has locked.
+
+    exact: if not, it may be fewer.
+    """
+
+    full: int
+    swa: int
+    exact: bool = True
+
+
 class PathNode(NamedTuple):
     """One node on the way from the root: its id, the tokens ``begin`` to ``end`` - 1 that its key
     has, and how many slots its value has, -1 if it has none."""
@@ -213,3 +224,35 @@ def end(tree: Any, node: Any) -> int | None:
         return None
     nodes = path(tree, node)
     return nodes[-1].end if nodes else 0
+
+
+def unlocked_above(tree: Any, node: Any) -> Unlocked:
+    """How many evictable tokens a lock of ``node`` would take away from each pool.
+
+    SGLang locks the prefix of a request before it asks whether there is room for the rest: all of
+    its full pages, and SWA pages for a window. Does not wait. node: as of :func:`path`.
+    """
+    window = getattr(tree, "sliding_window_size", None) or 0
+    if node is None or (root(tree) is None and not is_native(tree)):
+        return Unlocked(0, 0)  # a chunk cache
+    if is_native(tree):  # it does not say which nodes are locked, without waiting for the device
+        nodes_ = path(tree, node)
+        begins = [one.begin for one in nodes_ if nodes_[-1].end - one.end < window]
+        full, swa = tree.full_evictable_size(), tree.swa_evictable_size()
+        return Unlocked(
+            min(sum(one.slots for one in nodes_ if one.slots > 0), int(full)),
+            min(nodes_[-1].end - begins[0] if begins else 0, int(swa)),
+            exact=False,
+        )
+    if isinstance(node, int):
+        node = _core(tree).node_by_id(node)
+    full = swa = covered = 0
+    while node is not None and node.parent is not None:
+        value = value_of(node)
+        if value is not None and not _is_locked(node, "full"):
+            full += len(value)
+        if covered < window and not _is_locked(node, "swa"):
+            swa += swa_tokens_of(node)
+        covered += len(node.key)
+        node = node.parent
+    return Unlocked(full, swa)

@@ -40,6 +40,9 @@ class Process:
     stuck: bool = False
     about: dict[str, str] = field(default_factory=dict)
     tracers: tuple[TracerStatus, ...] = ()
+    stands: str = ""  # that it serves nobody; '' if not
+    waits: tuple[str, ...] = ()  # requests that wait, since when and why
+    warnings: tuple[str, ...] = ()  # what the server does on purpose, and says once or never
 
     @property
     def foreign(self) -> bool:
@@ -54,6 +57,8 @@ class Process:
         found = []
         if self.stuck:
             found.append(f"the event loop told nothing for {self.age:.0f} s: it is stuck")
+        if self.stands:
+            found.append(self.stands)
         # What the tape cannot carry keeps no tracer from its work.
         judging = (t for t in self.tracers if t.name != TAPE)
         return found + [f"{t.name} is {t.state}" for t in judging if not t.sound]
@@ -129,6 +134,8 @@ def _lines(process: Process) -> Iterator[Text]:
         yield Text(f"{when}: the event loop is stuck, what follows is from before", "bold red")
     else:
         yield Text(when)
+    yield from (Text(f"warning: {line}", "yellow") for line in process.warnings)
+    yield from (Text(line, "yellow") for line in process.waits)
     width = max((len(t.name) for t in process.tracers), default=0)
     for tracer in process.tracers:
         text = Text(f"{tracer.name:<{width}}  ")

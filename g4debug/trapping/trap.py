@@ -90,6 +90,18 @@ class Trap:
 
         A finding that must not be believed is only logged, once for each kind.
         """
+        self._report(finding, evidence, self.settings.mode == "raise")
+
+    def tell(self, finding: Finding, each: bool = False) -> None:
+        """Log and dump a finding that stops no server, whatever the mode is.
+
+        each: every one, and not only the first of its kind.
+        """
+        self._report(finding, None, raising=False, each=each)
+
+    def _report(
+        self, finding: Finding, evidence: Evidence | None, raising: bool, each: bool = False
+    ) -> None:
         if self._doubts(finding):
             return
         self._count(finding)
@@ -97,8 +109,7 @@ class Trap:
         key = (finding.check, finding.kind, where.runner, where.layer_kind, where.forward_mode)
         self._seen[key] += 1
         count = self._seen[key]
-        raising = self.settings.mode == "raise"
-        if not raising and count > 1:
+        if not raising and not each and count > 1:
             if str(count).strip("0") == "1":
                 logger.error("%s (seen %d times)", finding.headline, count)
             return

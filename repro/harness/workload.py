@@ -7,13 +7,14 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 
 @dataclass(frozen=True)
 class Workload:
     """requests: how many; prompt: shortest and longest prompt in tokens; output: tokens, of every
-    answer or of each."""
+    answer or of each. in_turns: ``harness.standing`` sends a request when the one before is served.
+    """
 
     requests: int
     prompt: tuple[int, int]
@@ -21,6 +22,7 @@ class Workload:
     vocab: int
     engine: Mapping[str, Any]
     timeout: float  # seconds that one variant may take, start-up included
+    in_turns: ClassVar[bool] = False
 
     def prompts(self, seed: int = 0) -> list[list[int]]:
         """Token ids; the same for the same seed."""

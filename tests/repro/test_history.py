@@ -266,7 +266,7 @@ def test_a_workload_that_comes_to_nothing_on_another_release_is_an_answer(judged
 
 def test_a_process_that_does_not_end_hangs(judged):
     cell = judged("sglang", status=None, **TRUTH)
-    assert (cell.grade, cell.ended) == ("silent", "hangs")
+    assert (cell.grade, cell.ended) == ("stands", "hangs")
 
 
 @pytest.mark.parametrize(
@@ -881,7 +881,7 @@ def test_a_finding_of_ours_has_a_page_that_says_nothing_of_the_machine(suite, kn
         writing.write(writing.encode(record), folder, "g4debug-one.pt")
 
     record = sample_record()
-    died = dataclasses.replace(record.finding, check="flight-recorder")
+    died = dataclasses.replace(record.finding, check="flight-recorder", kind="crash")
     here = dataclasses.replace(
         record.finding,
         got=f"a file in {results}/somewhere",

@@ -33,12 +33,15 @@ STATES = {
     "fused-router":       (A, N, N, N, N, N, N),  # 0.5.13 has a kernel of its own
     "hopper-extend-blocks": (A, N, N, N, N, N, N),  # upstream has it from 0.5.13 on
     "hybrid-pool-swap":   (N, A, A, A, A, A, A),  # the pool is the backend's from 0.5.13 on
+    "idle-admission":     (A, A, A, A, A, A, A),  # upstream has mended it in part (#32379)
     "idle-draft-input":   (A, A, N, N, N, N, N),  # 0.5.13 has it, but not under DP attention
+    "last-decode":        (A, A, A, A, N, N, N),  # 0.5.18 has another prefix cache
     "locked-prefix":      (A, A, A, N, N, N, N),
     "mm-batched-encoder": (A, A, A, A, N, N, A),  # not run on 0.5.16 to 0.5.22
     "mm-piecewise-graph": (OFF, OFF, N, N, N, N, N),
     "optional-kv":        (A, N, N, N, N, N, N),  # 0.5.13 has it
     "page-clamp":         (OFF, OFF, OFF, OFF, OFF, OFF, OFF),
+    "parked-chunk":       (A, A, A, A, A, A, A),  # upstream has not mended it yet (#36458)
     "residual-aliasing":  (A, A, A, A, A, A, N),  # 0.5.23 hands the residual over explicitly
     "ple-tail":           (A, A, A, A, N, N, A),  # as mm-batched-encoder
     "result-fence":       (N, N, A, A, N, N, N),  # 0.5.18 has its barrier after the launch

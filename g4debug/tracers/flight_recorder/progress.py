@@ -1,4 +1,4 @@
-"""Tells from two clocks if the scheduler hangs, without asking the device or the main thread."""
+"""Tells from clocks if the scheduler hangs, without asking the device or the main thread."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from g4debug.findings.steps import Recorder
+from g4debug.tracers.flight_recorder import work
+from g4debug.tracers.flight_recorder.work import Place
+
+ROUND = 1.0  # seconds; an idle loop may sleep for so long in a round
 
 
 @dataclass(frozen=True)
@@ -19,64 +23,80 @@ class Hang:
 
 
 class Progress:
-    """Keeps two times: when the event loop last made a round, and when a step was last not overdue.
+    """Keeps when the event loop last made a round, and when a step was last not overdue.
 
     A scheduler hangs if
 
     * its event loop makes no round. An idle loop makes rounds all the time (at least one in a
       second if it sleeps), so it does not matter whether there is work; or
-    * its event loop makes rounds while requests wait or run, but begins no step. A paused engine
-      (``_engine_paused``) does not hang.
+    * its event loop makes rounds while it has work (:mod:`work`), but begins no step.
+
+    ``loop`` is the time in which the loop turned: of a round that took longer than ``ROUND``, only
+    so much counts. So a process that was stopped, or that loaded weights, has not waited meanwhile.
     """
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.round_at = time.monotonic()
         self.step_at = self.round_at
+        self.loop = 0.0
+        self.step_loop = 0.0  # ``loop`` when a step was last not overdue
         self.inside = False  # a step has begun and has not returned
+        self._looked = self.round_at
+        self._forwards: Any = None
 
     def came_round(self, *args: Any, **kwargs: Any) -> None:
         """Called in each round of the event loop."""
-        self.round_at = time.monotonic()
-        if not any(self._work()):
-            self.step_at = self.round_at  # there is no work, so no step is overdue
+        now = time.monotonic()
+        self.loop += min(now - self.round_at, ROUND)
+        self.round_at = now
+        if now - self._looked < ROUND:
+            return
+        self._looked = now
+        # SGLang's own count of steps, for a step that our hook has not seen.
+        forwards = getattr(self.recorder.scheduler, "forward_ct", None)
+        if forwards != self._forwards or not any(self.due()):
+            self._forwards = forwards
+            self._made()
 
     def step_begins(self, *args: Any, **kwargs: Any) -> None:
-        self.step_at = time.monotonic()
+        self._made()
         self.inside = True
 
     def step_ends(self, result: Any, *args: Any, **kwargs: Any) -> Any:
-        self.step_at = time.monotonic()
+        self._made()
         self.inside = False
         return result
 
-    def _work(self) -> tuple[int, int]:
-        """The number of requests that wait, and of those that run.
+    def _made(self) -> None:
+        self.step_at, self.step_loop = time.monotonic(), self.loop
 
-        A prompt that is computed in chunks is in neither list between two of its chunks.
+    def due(self) -> tuple[int, int]:
+        """How many requests wait for a step, and how many of them have begun.
+
+        Those that wait for something outside of the scheduler are not counted.
         """
-        scheduler = self.recorder.scheduler
-        if getattr(scheduler, "_engine_paused", False):
-            return 0, 0
-        running = getattr(scheduler, "running_batch", None)
-        chunked = getattr(scheduler, "chunked_req", None)
-        requests = getattr(running, "reqs", ())
-        apart = chunked is not None and all(r is not chunked for r in requests)
-        return len(getattr(scheduler, "waiting_queue", ())), len(requests) + apart
+        found = [w.place for w in work.of(self.recorder.scheduler) if not w.place.outside]
+        begun = sum(place in (Place.RUNS, Place.CHUNK) for place in found)
+        return len(found) - begun, begun
 
     def hang(self, limit: float) -> Hang | None:
         """The hang, if there was no progress for ``limit`` seconds. Else None."""
         now = time.monotonic()
         if now - self.round_at >= limit:
             return Hang(now - self.round_at, True, self._stuck(now - self.round_at))
-        waiting, running = self._work()
-        if (waiting or running) and now - self.step_at >= limit:
-            what = (
-                f"the event loop runs, but has begun no step for {now - self.step_at:.0f} s "
-                f"({waiting} requests waiting, {running} running)"
-            )
-            return Hang(now - self.step_at, False, what)
+        if now - self.step_at >= limit and any(self.due()):
+            return self.turning(now - self.step_at)
         return None
+
+    def turning(self, seconds: float) -> Hang:
+        """The hang of a loop that turns and has begun no step for so long."""
+        waiting, begun = self.due()
+        what = (
+            f"the event loop runs, but has begun no step for {seconds:.0f} s "
+            f"({waiting} requests waiting, {begun} begun)"
+        )
+        return Hang(seconds, False, what)
 
     def _stuck(self, seconds: float) -> str:
         step = self.recorder.current

@@ -7,7 +7,8 @@ import re
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import PurePath
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
     from g4debug.tracers.base import Context
     from g4debug.tracers.flight_recorder.assert_evidence import Asserted
     from g4debug.tracers.flight_recorder.progress import Hang
+    from g4debug.tracers.flight_recorder.reasons import Reason
+    from g4debug.tracers.flight_recorder.waits import Wait
+
+    Told = tuple[Wait, float, Reason | None]  # who waits, for how many seconds, and why
 
 CHECK = "flight-recorder"
 KINDS = kinds.KINDS[CHECK]
@@ -36,6 +41,7 @@ SIGTERM = "g4debug.tracers.flight_recorder.sigterm"  # the module of our own sig
 FRAMES = 12  # innermost frames that are kept
 TEXT = 200  # characters that are kept of an exception's first line
 BLOCKING = "CUDA_LAUNCH_BLOCKING=1 <your launch command> --disable-cuda-graph"
+WATCH = "g4debug doctor --pid <pid of the server>"
 # PyTorch, the driver API, Triton, cuBLAS and NCCL each say it in other words. Running out of memory
 # is not among them, because the CUDA context survives that.
 CUDA = re.compile(
@@ -145,6 +151,65 @@ def of_hang(hang: Hang, why_now: str, context: Context, complete: bool) -> Findi
         cause=earlier(context) or NOT_KNOWN,
         next_command="" if complete else record.command,
     )
+
+
+def of_standing(hang: Hang, reasons: Sequence[Told], context: Context) -> Finding:
+    """The finding about a loop that turns and serves nobody. reasons: of those that wait."""
+    limit = context.settings.hang_seconds
+    return KINDS["hang"].finding(
+        site="scheduler.run_event_loop",
+        headline=f"g4debug: {CHECK}: the scheduler hangs: {hang.what}",
+        location=replace(_location(context), request=reasons[0][0].rid),
+        expected=f"progress within {limit} s (G4DEBUG_HANG_SECONDS)",
+        got="\n".join([f"no step for {hang.seconds:.0f} s", *_waiting(reasons)]),
+        cause=_why(reasons, context),
+        next_command=WATCH,
+    )
+
+
+def of_starved(steps: int, seconds: float, reasons: Sequence[Told], context: Context) -> Finding:
+    """The finding about requests that make no progress while others do, the worst first."""
+    record, limit = KINDS["starved"], context.settings.starved_steps
+    who = f"request {reasons[0][0].rid}"
+    if len(reasons) > 1:
+        who += f" and {len(reasons) - 1} more"
+    return record.finding(
+        site="scheduler.run_event_loop",
+        headline=(
+            f"g4debug: {CHECK}: {who} made no progress for {steps} steps ({seconds:.0f} s), while "
+            "others did"
+        ),
+        location=replace(_location(context), request=reasons[0][0].rid),
+        expected=f"progress within {limit} steps (G4DEBUG_STARVED_STEPS)",
+        got="\n".join(_waiting(reasons)),
+        cause=_why(reasons, context),
+        next_command=WATCH,
+    )
+
+
+def _waiting(reasons: Sequence[Told]) -> Iterator[str]:
+    for wait, seconds, reason in reasons:
+        if reason is None:
+            break
+        begun = f", {wait.done} tokens computed" if wait.done else ""
+        yield f"request {wait.rid} {wait.place.value} for {seconds:.0f} s{begun}: {reason.line}"
+    unnamed = sum(reason is None for _, _, reason in reasons)
+    if unnamed:
+        yield f"{unnamed} more requests wait"
+
+
+def _why(reasons: Sequence[Told], context: Context) -> str:
+    """The verdict on the first request of which there is one."""
+    for wait, _, reason in reasons:
+        if reason is not None and reason.verdict:
+            like = f"\n{reason.like}" if reason.like else ""
+            return f"request {wait.rid}: {reason.verdict}{like}"
+    if reasons[0][0].overtaken:
+        return (
+            "requests that came later are served before it; the order of the queue is the schedule "
+            "policy's, and that of priorities where they are on"
+        )
+    return earlier(context) or NOT_KNOWN
 
 
 def of_other_rank(first: Seat, error: BaseException | None, context: Context) -> Finding:

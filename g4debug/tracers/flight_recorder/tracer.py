@@ -35,6 +35,7 @@ from g4debug.tracers.flight_recorder import (
     device_asserts,
     embedding_lookups,
     lookups,
+    work,
 )
 from g4debug.tracers.flight_recorder import report as finding
 from g4debug.tracers.flight_recorder.assert_evidence import Asserted
@@ -44,6 +45,7 @@ from g4debug.tracers.flight_recorder.coverage import Death, innocence
 from g4debug.tracers.flight_recorder.memory import MemoryWatch
 from g4debug.tracers.flight_recorder.progress import Hang, Progress
 from g4debug.tracers.flight_recorder.sigterm import SigtermWatch
+from g4debug.tracers.flight_recorder.standing import Standing
 from g4debug.tracers.flight_recorder.stderr_capture import Printed
 from g4debug.tracers.flight_recorder.taping import Taping
 from g4debug.trapping.describe import Describer
@@ -59,6 +61,7 @@ class FlightRecorder:
         self.context = context
         self.recorder = context.recorder
         self.progress = Progress(context.recorder)
+        self.standing = Standing(context, self.progress)
         self.waited = Waited(context.recorder)
         self.boxing = Boxing(context, self.waited, lambda: finding.earlier(context))
         self.printed = Printed()
@@ -75,6 +78,8 @@ class FlightRecorder:
         context, progress = self.context, self.progress
         context.after("scheduler.init", self.after_scheduler_init)
         context.before("scheduler.recv_requests", progress.came_round)
+        context.before("scheduler.recv_requests", self.look)
+        context.recorder.status.waits = self.standing.live
         context.before("runner.init", self.seen.runner)
         MemoryWatch(context, self.seen, self.boxing.tell).install()
         context.before("scheduler.run_batch", progress.step_begins)
@@ -97,6 +102,10 @@ class FlightRecorder:
         context.on_exception(LOOP, self.on_loop_exception, Order.LAST)
         self.boxing.install()  # last, so that it is outermost
 
+    def look(self, *args: Any, **kwargs: Any) -> None:
+        """In each round of the event loop: does the server stand?"""
+        self.standing.look()
+
     def snapshot(self) -> tuple[str, str]:
         """Write a dump of a scheduler that runs: its path, and why there is none."""
         path, problem = self.context.trap.keep(finding.of_asking(self.context))
@@ -109,6 +118,8 @@ class FlightRecorder:
         self.boxing.tell()
         if torch.cuda.is_available():
             self._tell_core_dumps()
+        for what in work.outside(self.recorder.scheduler):
+            self.context.limit("hangs: not of every request", f"one may wait for {what}")
         return result
 
     def _tell_core_dumps(self) -> None:
@@ -256,7 +267,7 @@ class FlightRecorder:
     def on_sigterm(self) -> None:
         """Write a dump if the scheduler hangs. Runs in the watcher's thread, which then kills."""
         hang = self.progress.hang(self.context.settings.hang_seconds)
-        if hang is not None:
+        if hang is not None and not (self.standing.stands and not hang.stuck):
             self._report(hang, "dumped because of SIGTERM")
 
     def on_limit(self, why: str) -> None:
@@ -265,10 +276,13 @@ class FlightRecorder:
 
     def on_tick(self) -> None:
         """Write a dump shortly before SGLang's watchdog kills. Runs in the watcher's thread."""
-        args = getattr(self.recorder.scheduler, "server_args", None)
-        timeout = server_argument(args, "watchdog_timeout")
+        scheduler = self.recorder.scheduler
+        timeout = server_argument(getattr(scheduler, "server_args", None), "watchdog_timeout")
         if self.warned or not isinstance(timeout, (int, float)) or timeout <= 0:
             return
+        batch = getattr(scheduler, "cur_batch", True)
+        if getattr(scheduler, "cur_batch_for_debug", batch) is None:
+            return  # the watchdog looks only while there is a batch, not while weights are loaded
         hang = self.progress.hang(max(self.context.settings.hang_seconds, WATCHDOG_SHARE * timeout))
         if hang is not None and hang.stuck:
             self.warned = True

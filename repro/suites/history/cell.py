@@ -257,7 +257,7 @@ def _grade(case: Case, tool: Tool, cell: Cell, text: str, folder: Path) -> tuple
     if not alarm:
         if cell.ended == "died":
             return grades.CRASH, died[0][:200] if died else "died without a word"
-        return grades.SILENT, "hangs" if cell.ended == "hangs" else ""
+        return (grades.STANDS, "hangs") if cell.ended == "hangs" else (grades.SILENT, "")
     if cause:
         return grades.CAUSE, alarm
     return (grades.OBJECT if named else grades.ALARM), alarm

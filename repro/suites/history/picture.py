@@ -21,6 +21,7 @@ LEFT, TOP, WIDE, HIGH, GAP = 318, 132, 112, 34, 5
 # on each of them, and in print.
 LEGEND: Final = {
     grades.SILENT: ("#ffffff", "silent"),
+    grades.STANDS: ("#f3e0ea", "stands"),
     grades.CRASH: ("#fbe3c8", "crash only"),
     grades.LATE: ("#f6d78b", "late"),
     grades.ALARM: ("#cfe8b5", "alarm"),

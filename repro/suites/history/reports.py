@@ -10,10 +10,9 @@ from pathlib import Path
 from g4debug.dumps import reading
 from g4debug.reporters import html
 from suites.history.case import Case
-from suites.history.cell import BUGGY
+from suites.history.cell import BUGGY, NO_ALARM
 
 OURS = ("g4debug", "g4debug-best")  # the finding of the first one that has any is shown
-RECORDS = "flight-recorder"  # it records a crash, and finds nothing
 
 
 def write(known: Mapping[str, Case], results: Path, folder: Path) -> dict[str, Path]:
@@ -41,7 +40,7 @@ def _page(name: str, results: Path) -> str:
     for tool in OURS:
         for dump in sorted(results.glob(f"{name}.{BUGGY}.{tool}.*/dumps/*.pt")):
             record = reading.read(dump)
-            if record.finding.check != RECORDS:
+            if record.finding.kind not in NO_ALARM:
                 return _nowhere(html.render(record, source=dump.name), dump.parents[1])
     return ""
 

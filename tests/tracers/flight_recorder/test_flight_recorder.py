@@ -377,7 +377,7 @@ def test_requests_that_no_step_serves(clock):
         progress.came_round()
     hang = progress.hang(10)
     assert not hang.stuck
-    assert "has begun no step for 12 s (3 requests waiting, 1 running)" in hang.what
+    assert "has begun no step for 12 s (3 requests waiting, 1 begun)" in hang.what
     recorder.scheduler._engine_paused = True
     assert progress.hang(10) is None
 
@@ -390,9 +390,9 @@ def test_a_prompt_between_two_of_its_chunks_is_work(clock):
     for _ in range(12):
         clock.now += 1
         progress.came_round()
-    assert "(0 requests waiting, 1 running)" in progress.hang(10).what
+    assert "(0 requests waiting, 1 begun)" in progress.hang(10).what
     recorder.scheduler.running_batch.reqs.append(chunked)
-    assert "1 running" in progress.hang(10).what
+    assert "1 begun" in progress.hang(10).what
     recorder.scheduler.chunked_req = None
     recorder.scheduler.running_batch.reqs.clear()
     assert progress.hang(10) is None

@@ -1,0 +1,126 @@
+"""Gives a prompt that waits for its next chunk the SWA pages back that lie behind its own window.
+
+A chunk of a prompt is admitted if the SWA pool has room for it (``PrefillAdder.add_chunked_req``);
+else SGLang parks the prompt until the next round. What the prompt itself holds behind its window is
+given back in ``maybe_evict_swa``: only once a chunk *is* admitted, and under overlap scheduling not
+before the third. If chunks that came before have filled the pool, nobody else can free anything:
+the prompt stands for ever, ``/health`` answers 200, and nothing is logged (upstream #36458). With a
+prefix cache of before 0.5.21 the same happens where a leaf of the tree is longer than the window,
+because a lock on a leaf holds all of its SWA pages.
+
+The fix acts where a prompt has been parked since its last chunk was launched. So it changes nothing
+on a server that parks no chunk, neither its answers nor how its prompts are cut.
+
+Why no forward needs these pages: under overlap scheduling, a round launches its batch and then
+waits for the result of the batch before it. The round that parks the prompt launches none of its
+chunks, and waits for the last one that was launched. In the next round all KV of the prompt is
+written, and the next to read it is the chunk that begins at ``begin``, with a window that reaches
+back from there. Without overlap scheduling each round waits for its own batch. A draft reads from
+the prompt's end on, which is later. What other requests read is theirs: without a prefix cache
+nobody shares pages, and with one each has its own lock. With pipeline parallelism a chunk may still
+be in flight; there SGLang itself gives back as much when it admits a chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+from weakref import WeakSet
+
+from g4debug.fixes.base import Fix, around, before
+from g4debug.fixes.source import source
+
+BATCH = "sglang.srt.managers.schedule_batch.ScheduleBatch"
+ADDER = "sglang.srt.managers.schedule_policy.PrefillAdder"
+_parked: WeakSet[Any] = WeakSet()  # requests that were parked since their last chunk was launched
+
+
+def around_add_chunked(call_next: Callable[..., Any], adder: Any, request: Any) -> Any:
+    """Around ``PrefillAdder.add_chunked_req``, which returns the request if its prompt goes on."""
+    if request in _parked:
+        give_back(adder.tree_cache, adder.token_to_kv_pool_allocator, request)
+    goes_on = call_next(adder, request)
+    if goes_on is request and not any(r is request for r in adder.can_run_list):
+        _parked.add(request)
+    return goes_on
+
+
+def before_prepare(batch: Any, *args: Any, **kwargs: Any) -> None:
+    """Before ``ScheduleBatch.prepare_for_extend``: the batch is launched in this round."""
+    if _parked:
+        _parked.difference_update(batch.reqs)
+
+
+def give_back(tree: Any, allocator: Any, request: Any) -> None:
+    """Let others, and the request itself, have its SWA pages behind the window of its next token.
+
+    tree: the prefix cache, or what SGLang has in its place without one.
+    """
+    if not tree.supports_swa():
+        return
+    if not _shares(tree):
+        from sglang.srt.managers.schedule_batch import ScheduleBatch
+
+        prefix = getattr(request, "prefix_len", None)
+        begin = len(request.prefix_indices) if prefix is None else prefix
+        batch = SimpleNamespace(
+            tree_cache=tree,
+            req_to_token_pool=tree.req_to_token_pool,
+            token_to_kv_pool_allocator=allocator,
+        )
+        ScheduleBatch._evict_swa(batch, request, begin)
+    elif type(tree).__name__ == "SWARadixCache":  # later ones cut each new leaf themselves
+        _lock_only_the_window(tree, request)
+
+
+def _shares(tree: Any) -> bool:
+    """True if prompts share their prefixes. 0.5.23 has another name for it."""
+    shares = getattr(tree, "supports_prefix_sharing", None)
+    return bool(shares()) if shares is not None else not tree.is_chunk_cache()
+
+
+def _lock_only_the_window(tree: Any, request: Any) -> None:
+    """Cut the node in which the request's window begins, and lock its SWA half anew.
+
+    From the leaf up, ``SWARadixCache.inc_lock_ref`` locks whole nodes until they cover the window.
+    """
+    size = int(tree.page_size)
+    left = -(-int(tree.sliding_window_size) // size) * size
+    node = request.last_node
+    while node is not tree.root_node and len(node.value) <= left:
+        left -= len(node.value)
+        if not left:
+            return  # no node reaches over the window's beginning
+        node = node.parent
+    if node is tree.root_node or node.swa_tombstone:
+        return
+    from sglang.srt.mem_cache.base_prefix_cache import DecLockRefParams
+
+    tree._split_node(node.key, node, len(node.value) - left)
+    lock = DecLockRefParams(swa_uuid_for_lock=request.swa_uuid_for_lock)
+    tree.dec_lock_ref(request.last_node, lock, skip_swa=request.swa_prefix_lock_released)
+    request.swa_prefix_lock_released = False
+    request.swa_uuid_for_lock = tree.inc_lock_ref(request.last_node).swa_uuid_for_lock
+
+
+def still_broken() -> bool:
+    """True if a chunk is parked where the SWA pool is full, and pages are given back only later."""
+    evicts = source(f"{BATCH}.maybe_evict_swa")
+    admits = source(f"{ADDER}.add_chunked_req")
+    return "extend_batch_idx < 2" in evicts and "return req\n" in admits and "evict" not in admits
+
+
+FIX = Fix(
+    id="parked-chunk",
+    title="a prompt that waits for its next chunk gives back what lies behind its window",
+    seed="none; reported upstream",
+    upstream="#36458 (open); 0.5.23 has the bug",
+    needs=">=0.5.12",
+    still_broken=still_broken,
+    hooks=(
+        around("adder.add_chunked", around_add_chunked),
+        before("batch.prepare_for_extend", before_prepare),
+    ),
+    purpose="correctness",
+)

@@ -1,0 +1,114 @@
+"""Says why a request makes no progress: the check, who holds what it lacks, and who could free it.
+
+It is asked only for a finding, and for ``doctor --pid`` about requests that have waited for
+seconds. Nothing of it changes the scheduler.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+from g4debug.tracers.flight_recorder import admission, shares
+from g4debug.tracers.flight_recorder.admission import Refusal
+from g4debug.tracers.flight_recorder.work import Place, Work
+
+logger = logging.getLogger("g4debug")
+PARKED = (
+    "as sglang #36458: SGLang frees what is behind the window only after it has admitted the "
+    "next chunk"
+)
+OWN_PREFIX = (
+    "as sglang #32379: SGLang locks the cached prefix of the request, and then lacks it for the "
+    "rest of the same request"
+)
+
+
+@dataclass(frozen=True)
+class Reason:
+    """words: the check, one line. holders: who holds what it lacks, each in words. verdict: whether
+    a step could free it, '' if that is not known. like: a known bug that looks the same.
+    """
+
+    words: str
+    holders: tuple[str, ...] = ()
+    verdict: str = ""
+    like: str = ""
+    deadlock: bool = False
+
+    @property
+    def line(self) -> str:
+        return "; ".join((self.words, *self.holders))
+
+
+def of(scheduler: Any, item: Work, items: list[Work], steps: bool) -> Reason:
+    """items: all work of the scheduler. steps: whether it makes steps."""
+    try:
+        return _of(scheduler, item, items, steps)
+    except Exception as e:  # a release or feature that it was not run with
+        logger.debug("g4debug: a reason could not be read", exc_info=e)
+        return Reason(f"not known: SGLang's figures cannot be read ({type(e).__name__}: {e})"[:200])
+
+
+def _of(scheduler: Any, item: Work, items: list[Work], steps: bool) -> Reason:
+    if item.place is Place.QUEUE:
+        before = admission.position(scheduler, item.request)
+        if before:
+            first = scheduler.waiting_queue[0]
+            return Reason(
+                f"it is number {before + 1} of the queue, as the policy "
+                f"{scheduler.schedule_policy} sorts it, and SGLang stops at the first that does "
+                f"not fit. The first is {first.rid}: "
+                + admission.refusal(scheduler, Work(first, item.place)).words
+            )
+    refused = admission.refusal(scheduler, item)
+    runs = [w for w in items if w.place is Place.RUNS and w.request is not item.request]
+    if refused.pool not in admission.NAMES:
+        verdict = ""
+        if runs and steps and refused.pool == admission.ROWS:
+            verdict = "Each of the running requests gives its row back when it ends."
+        return Reason(refused.words, verdict=verdict)
+    held = shares.shares(scheduler, refused.pool, items)
+    mine = next((s for s in held.requests if s.work.request is item.request), None)
+    like = ""
+    if refused.pool == admission.SWA:
+        if item.place is Place.CHUNK and mine is not None and mine.behind >= refused.lacks:
+            like = PARKED
+        elif refused.by_lock:
+            like = OWN_PREFIX
+    deadlock = refused.never or not (runs or _others(scheduler, items))
+    return Reason(
+        refused.words,
+        tuple(held.words(item.request)),
+        _verdict(refused, deadlock, bool(runs), steps),
+        like,
+        deadlock,
+    )
+
+
+def _others(scheduler: Any, items: list[Work]) -> bool:
+    """True if memory may become free without a step: by a transfer, or a copy to the host."""
+    named = ("enable_hierarchical_cache", "enable_hisparse", "decode_offload_manager")
+    return any(w.place is Place.PEER for w in items) or any(
+        getattr(scheduler, name, None) for name in named
+    )
+
+
+def _verdict(refused: Refusal, deadlock: bool, runs: bool, steps: bool) -> str:
+    name = admission.NAMES[refused.pool]
+    lacks = f"It lacks {refused.lacks} token{'s' * (refused.lacks != 1)} of the {name}"
+    if refused.never:
+        return (
+            f"A deadlock. No step can free enough: the {name} has {refused.most} tokens in all, "
+            f"and at least {refused.at_least} would have to be available."
+        )
+    if deadlock:
+        those = "those that hold it wait themselves"
+        if refused.by_lock:
+            those = "what it lacks is its own cached prefix"
+        return (
+            f"A deadlock. {lacks}, no request runs that could give any back, and {those}. No step "
+            "of the scheduler frees it; the request's abort does."
+        )
+    return f"{lacks}; requests run that may free it." if runs and steps else ""

@@ -1,0 +1,94 @@
+"""Says who holds the tokens of a KV pool, from what SGLang has in host memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from g4debug.hooking import req_kv
+from g4debug.ledger import cache_tree
+from g4debug.tracers.flight_recorder import admission
+from g4debug.tracers.flight_recorder.work import Work
+
+SHOWN = 4  # requests that are named
+
+
+@dataclass(frozen=True)
+class Share:
+    """tokens: of the pool, as SGLang counts. behind: those of them that its window has left."""
+
+    work: Work
+    tokens: int
+    behind: int = 0
+
+
+@dataclass(frozen=True)
+class Shares:
+    """requests: by size. evictable, locked: of the prefix cache, None if there is none.
+
+    rest: in use, and held by nobody who is known here.
+    """
+
+    requests: tuple[Share, ...]
+    evictable: int | None
+    locked: int
+    free: int
+    rest: int
+
+    def words(self, me: Any) -> Iterator[str]:
+        """Who holds how much. me: the request that asks."""
+        for share in self.requests[:SHOWN]:
+            whose = "itself" if share.work.request is me else f"request {share.work.request.rid}"
+            text = f"{share.tokens} are held by {whose}"
+            if share.work.request is not me:
+                text += f" ({share.work.place.value})"
+            if share.behind:
+                text += f", {share.behind} of them behind its sliding window"
+            yield text
+        more = self.requests[SHOWN:]
+        if more:
+            yield f"{sum(s.tokens for s in more)} are held by {len(more)} more requests"
+        if self.evictable or self.locked:
+            yield (
+                f"the prefix cache has {self.evictable} that it can evict, and {self.locked} that "
+                "requests have locked"
+            )
+        yield f"{self.free} are free"
+        if self.rest > 0:
+            yield f"of {self.rest} it is not known who holds them"
+
+
+def shares(scheduler: Any, pool: str, items: list[Work]) -> Shares:
+    """Of the full or the SWA pool. items: all work of the scheduler."""
+    tree, page = scheduler.tree_cache, int(scheduler.page_size)
+    hybrid = hasattr(scheduler.token_to_kv_pool_allocator, "full_available_size")
+    sizes = cache_tree.sizes(cache_tree.innermost(tree), pool, hybrid)
+    window = getattr(tree, "sliding_window_size", None) if pool == admission.SWA else None
+    held = []
+    for item in items:
+        request = item.request
+        allocated = -(-req_kv.column([request], req_kv.ALLOCATED)[0] // page) * page
+        if not allocated or req_kv.row(request) < 0:
+            continue
+        begin = 0 if sizes is None else req_kv.protected(request) or 0
+        behind = 0
+        if pool == admission.SWA:
+            begin = max(begin, req_kv.evicted(request))
+            if window:
+                committed = req_kv.column([request], req_kv.COMMITTED)[0]
+                behind = max(0, (committed - window) // page * page - begin)
+        if allocated > begin:
+            held.append(Share(item, allocated - begin, behind))
+    held.sort(key=lambda share: -share.tokens)
+    free = admission.available(scheduler, pool)
+    cached = 0 if sizes is None else sizes.evictable + sizes.protected
+    total = sum(share.tokens for share in held) + cached + free
+    rest = admission.size(scheduler, pool) - total
+    return Shares(
+        tuple(held),
+        None if sizes is None else sizes.evictable,
+        0 if sizes is None else sizes.protected,
+        free,
+        rest,
+    )

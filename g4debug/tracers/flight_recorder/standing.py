@@ -1,0 +1,123 @@
+"""Tells by itself that the server stands, or that a request starves, and why.
+
+It looks once in a second at most, in the scheduler's own loop, and less often where a look takes
+long. The finding is logged and dumped once, and stops no server, in no mode. A loop that stands
+itself (in a kernel that does not end, or that compiles for minutes) is not told here: nobody can
+tell such work from a hang before SGLang's watchdog would kill it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from g4debug.tracers.base import Context
+from g4debug.tracers.flight_recorder import reasons, report, work
+from g4debug.tracers.flight_recorder.progress import ROUND, Progress
+from g4debug.tracers.flight_recorder.reasons import Reason
+from g4debug.tracers.flight_recorder.waits import Wait, Waits
+from g4debug.tracers.flight_recorder.work import Work
+
+LIVE = 3.0  # seconds; who has waited for so long is shown by doctor
+SHOWN = 8  # requests that doctor shows
+NAMED = 4  # requests whose reasons are in a finding
+SHARE = 500  # a look takes at most one part in so many of the time
+
+
+class Standing:
+    def __init__(self, context: Context, progress: Progress) -> None:
+        self.context, self.progress = context, progress
+        self.recorder, self.settings = context.recorder, context.settings
+        self.waits = Waits()
+        self.stands = False  # that was told, and no step was made since
+        self._due = 0.0
+
+    def look(self) -> None:
+        """Called in each round of the event loop, after ``progress``."""
+        now = time.monotonic()
+        if now < self._due:
+            return
+        self.stands = self.stands and self._seconds() >= self.settings.hang_seconds
+        items = work.of(self.recorder.scheduler)
+        if items:
+            self.waits.look(items, self.progress.loop, self.recorder.step)
+            self._judge(items)
+        else:
+            self.waits.forget()
+        self._due = now + max(ROUND, SHARE * (time.monotonic() - now))
+
+    def live(self) -> tuple[str, list[str]]:
+        """That the server stands, '' if not; and who waits, since when and why."""
+        scheduler = self.recorder.scheduler
+        if getattr(scheduler, "_engine_paused", False):
+            return "", ["the engine is paused: no request is served until somebody resumes it"]
+        stands = ""
+        if self.stands:
+            stands = f"it stands: no step for {self._seconds():.0f} s, although requests wait"
+        items = work.of(scheduler)
+        self.waits.look(items, self.progress.loop, self.recorder.step)
+        some = [w for w in self.waits.all.values() if self._waited(w) >= LIVE]
+        steps = self._seconds() < LIVE
+        told = []
+        for wait in some[:SHOWN]:
+            reason = reasons.of(scheduler, Work(wait.request, wait.place), items, steps)
+            verb = "waits" if wait.place not in (work.Place.RUNS,) else "runs without progress for"
+            told.append(f"request {wait.rid} {verb} {self._waited(wait):.0f} s: {reason.line}")
+        if len(some) > SHOWN:
+            told.append(f"{len(some) - SHOWN} more requests wait")
+        return stands, told
+
+    def _judge(self, items: list[Work]) -> None:
+        limit = self.settings.hang_seconds
+        late = [
+            w for w in self.waits.all.values() if not w.place.outside and self._waited(w) >= limit
+        ]
+        if self._seconds() >= limit:
+            if late and not self.stands:
+                self.stands = True
+                hang = self.progress.turning(self._seconds())
+                finding = report.of_standing(
+                    hang, list(self._reasons(late, items, False)), self.context
+                )
+                self.context.trap.tell(finding, each=True)
+            return
+        starved = [w for w in late if self._starves(w)]
+        if any(not w.told for w in starved):
+            for wait in starved:
+                wait.told = True
+            starved.sort(key=lambda w: w.step)
+            step = self.recorder.step
+            finding = report.of_starved(
+                step - starved[0].step,
+                self._waited(starved[0]),
+                list(self._reasons(starved, items, True)),
+                self.context,
+            )
+            self.context.trap.tell(finding)
+
+    def _starves(self, wait: Wait) -> bool:
+        """No progress for so many steps; and it had begun, or one that came later has begun.
+
+        A request that only waits for its turn in a long queue does not starve.
+        """
+        most = self.settings.starved_steps
+        return bool(
+            most and self.recorder.step - wait.step >= most and (wait.done or wait.overtaken)
+        )
+
+    def _reasons(
+        self, waits: list[Wait], items: list[Work], steps: bool
+    ) -> Iterator[tuple[Wait, float, Reason | None]]:
+        for n, wait in enumerate(waits):
+            of = None
+            if n < NAMED:
+                item = Work(wait.request, wait.place)
+                of = reasons.of(self.recorder.scheduler, item, items, steps)
+            yield wait, self._waited(wait), of
+
+    def _seconds(self) -> float:
+        """For how long the loop has turned without a step."""
+        return self.progress.loop - self.progress.step_loop
+
+    def _waited(self, wait: Wait) -> float:
+        return self.progress.loop - wait.loop

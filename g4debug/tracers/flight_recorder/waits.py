@@ -1,0 +1,74 @@
+"""Knows since when each request of the scheduler has made no progress, and who overtook it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from g4debug.hooking import req_kv
+from g4debug.tracers.flight_recorder.work import Place, Work
+
+BEGUN = (Place.RUNS, Place.CHUNK)
+
+
+@dataclass
+class Wait:
+    """One request. order: as the requests were first seen. loop, step: at its last progress.
+
+    done: the most tokens that were computed or generated for it; a retraction takes none away.
+    overtaken: a request that came later has begun since its last progress.
+    """
+
+    request: Any
+    place: Place
+    order: int
+    loop: float
+    step: int
+    done: int = 0
+    overtaken: bool = False
+    told: bool = False
+
+    @property
+    def rid(self) -> str:
+        return str(getattr(self.request, "rid", ""))
+
+
+class Waits:
+    """The requests at the last look, in the order of :func:`work.of`."""
+
+    def __init__(self) -> None:
+        self.all: dict[int, Wait] = {}  # by the id of the object, which each entry keeps alive
+        self._count = 0
+
+    def forget(self) -> None:
+        """Nothing is due: from now on everybody waits anew."""
+        self.all = {}
+
+    def look(self, work: Iterable[Work], loop: float, step: int) -> None:
+        """loop: the time in which the event loop has turned, in seconds. step: the last one."""
+        before, self.all = self.all, {}
+        newest = -1  # the order of the newest request that has begun since the last look
+        for request, place in work:
+            if request is None:
+                continue
+            found = before.get(id(request))
+            if found is None:
+                found = Wait(request, place, self._count, loop, step)
+                self._count += 1
+            found.place = place
+            self.all[id(request)] = found
+            done = _done(request) if place in BEGUN else 0
+            if done > found.done:
+                if not found.done:
+                    newest = max(newest, found.order)
+                found.done, found.loop, found.step = done, loop, step
+                found.overtaken = found.told = False
+        for wait in self.all.values():
+            if wait.order < newest and not wait.done:
+                wait.overtaken = True
+
+
+def _done(request: Any) -> int:
+    committed = getattr(req_kv.holder(request, req_kv.COMMITTED), req_kv.COMMITTED, None)
+    return int(committed or 0) + len(getattr(request, "output_ids", ()))

@@ -1,0 +1,172 @@
+"""parked-chunk: what a prompt that waits for its next chunk gives back, on SGLang's own pools."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import releases
+import torch
+
+from g4debug.fixes.base import state_of
+from g4debug.fixes.parked_chunk import around_add_chunked, before_prepare
+from g4debug.hooking import targets
+
+FULL, SWA, WINDOW = 2048, 1024, 100  # tokens
+
+
+class Waiting:
+    """A request that has the KV of ``begin`` tokens of its prompt, and waits for the rest.
+
+    tree: with a prefix cache. The request has handed its tokens to it in chunks that end at
+    ``chunks``, and has locked what it reads.
+    """
+
+    def __init__(self, page: int, begin: int, tree: bool = False, chunks: tuple = ()) -> None:
+        from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
+
+        releases.configure(page_size=page)
+        rows = ReqToTokenPool(4, FULL, "cpu", False)
+        pool = releases.swa_pool(FULL, SWA, page, 8, [0], [1])
+        new = releases.allocator_class("swa.init")
+        self.allocator = new(FULL, SWA, page, torch.float32, "cpu", pool, False)
+        self.tree = releases.prefix_cache(rows, self.allocator, page, WINDOW, disable=not tree)
+        self.request = releases.Request("r")
+        (row,) = rows.alloc([self.request])
+        self.request.put(req_pool_idx=row, cache_protected_len=0, swa_evicted_seqlen=0)
+        self.request.put(kv_allocated_len=begin, kv_committed_len=begin)
+        self.slots = self.alloc(begin)
+        rows.req_to_token[row, :begin] = self.slots.to(torch.int32)
+        self.request.prefix_indices, self.request.prefix_len = self.slots, begin
+        for end in chunks:
+            self.insert(end)
+
+    def alloc(self, tokens: int) -> torch.Tensor:
+        if self.allocator.page_size == 1:
+            return self.allocator.alloc(tokens)
+        zero, length = torch.zeros(1, dtype=torch.int64), torch.tensor([tokens])
+        return self.allocator.alloc_extend(zero, zero, length, length, torch.tensor([-1]), tokens)
+
+    def insert(self, end: int) -> None:
+        """As ``SWARadixCache.cache_unfinished_req`` does it with a chunk."""
+        from sglang.srt.mem_cache.base_prefix_cache import InsertParams, MatchPrefixParams
+        from sglang.srt.mem_cache.radix_cache import RadixKey
+
+        key = RadixKey(releases.token_ids(range(end)), None)
+        protected = self.request.cache_protected_len
+        self.tree.insert(InsertParams(key=key, value=self.slots[:end], prev_prefix_len=protected))
+        if protected:
+            self.unlock()
+        self.request.last_node = self.tree.match_prefix(MatchPrefixParams(key)).last_device_node
+        lock = self.tree.inc_lock_ref(self.request.last_node)
+        self.request.put(
+            cache_protected_len=end, swa_uuid_for_lock=lock.swa_uuid_for_lock,
+            swa_prefix_lock_released=False,
+        )  # fmt: skip
+
+    def unlock(self) -> None:
+        from sglang.srt.mem_cache.base_prefix_cache import DecLockRefParams
+
+        lock = DecLockRefParams(swa_uuid_for_lock=self.request.swa_uuid_for_lock)
+        self.tree.dec_lock_ref(self.request.last_node, lock)
+
+    def asks(self, admitted: bool = False) -> None:
+        """The scheduler asks for the next chunk in a round; SGLang's answer."""
+        adder = SimpleNamespace(
+            tree_cache=self.tree, token_to_kv_pool_allocator=self.allocator, can_run_list=[]
+        )
+
+        def sglangs(adder, request):
+            if admitted:
+                adder.can_run_list.append(request)
+            return request
+
+        assert around_add_chunked(sglangs, adder, self.request) is self.request
+
+    def launches(self) -> None:
+        before_prepare(SimpleNamespace(reqs=[self.request]))
+
+    @property
+    def gone(self) -> list[int]:
+        """The tokens without a SWA page."""
+        mapped = self.allocator.full_to_swa_index_mapping[self.slots]
+        return torch.nonzero(mapped <= 0).flatten().tolist()
+
+
+@pytest.mark.parametrize("page", [1, 16, 64])
+@pytest.mark.parametrize("begin", [64, 100, 160, 320, 500, 704])
+def test_a_prompt_that_stays_parked_keeps_its_window_and_no_more(sglang, page, begin):
+    waiting = Waiting(page, begin)
+    for _ in range(3):
+        waiting.asks()
+    oldest = begin - WINDOW  # that the next token must find
+    assert waiting.gone == list(range(len(waiting.gone)))
+    assert len(waiting.gone) <= max(0, oldest)
+    more = page if targets.matches("<0.5.14") else 0  # SGLang keeps a page more there
+    assert len(waiting.gone) > oldest - page - more
+    assert releases.evicted(waiting.request) == len(waiting.gone)
+
+
+def test_its_last_chunk_may_still_run_when_it_is_parked_first(sglang):
+    waiting = Waiting(16, 704)
+    waiting.asks()
+    assert not waiting.gone
+    waiting.launches()  # a chunk of it, after all
+    waiting.asks()
+    assert not waiting.gone
+    waiting.asks()
+    assert waiting.gone
+
+
+def test_a_prompt_whose_chunks_are_admitted_is_left_alone(sglang):
+    waiting = Waiting(16, 704)
+    for _ in range(3):
+        waiting.asks(admitted=True)
+        waiting.launches()
+    assert not waiting.gone
+
+
+old_tree = pytest.mark.skipif(
+    not targets.matches("<0.5.18"), reason="its prefix cache cuts a leaf behind the window itself"
+)
+
+
+@old_tree
+@pytest.mark.parametrize("page", [1, 16])
+@pytest.mark.parametrize("chunks", [(640,), (640, 704), (320, 640, 704), (64, 80), (112,), (704,)])
+def test_in_a_prefix_cache_it_locks_its_window_and_no_more(sglang, page, chunks):
+    waiting = Waiting(page, chunks[-1], tree=True, chunks=chunks)
+    total = chunks[-1]
+    for _ in range(3):
+        waiting.asks()
+    window = -(-WINDOW // page) * page
+    assert waiting.tree.swa_protected_size() == min(window, total)
+    assert waiting.tree.swa_evictable_size() == max(0, total - window)
+    assert waiting.tree.full_protected_size() == total
+    waiting.unlock()
+    assert waiting.tree.swa_protected_size() == waiting.tree.full_protected_size() == 0
+    waiting.tree.sanity_check()
+    assert not waiting.gone  # it is evicted when somebody needs it
+
+
+@old_tree
+def test_another_requests_lock_holds(sglang):
+    waiting = Waiting(16, 704, tree=True, chunks=(640, 704))
+    node = waiting.request.last_node.parent
+    lock = waiting.tree.inc_lock_ref(node)
+    for _ in range(3):
+        waiting.asks()
+    assert waiting.tree.swa_protected_size() == 704
+    from sglang.srt.mem_cache.base_prefix_cache import DecLockRefParams
+
+    waiting.tree.dec_lock_ref(node, DecLockRefParams(swa_uuid_for_lock=lock.swa_uuid_for_lock))
+    waiting.unlock()
+    assert waiting.tree.swa_protected_size() == waiting.tree.full_protected_size() == 0
+    waiting.tree.sanity_check()
+
+
+def test_it_is_in_force_by_default_and_has_a_switch(arm):
+    arm()
+    assert state_of("parked-chunk") == "applied"
+    arm(G4DEBUG_FIX_PARKED_CHUNK="0")
+    assert state_of("parked-chunk") == "off"

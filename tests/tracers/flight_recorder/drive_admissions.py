@@ -1,0 +1,161 @@
+"""Driven by test_admission.py: each refusal of SGLang's is foretold, with the pool that refuses.
+
+SGLang's own requests, batches, allocators and prefix cache serve requests that are drawn, without a
+model (tests/versions/served.py). Before SGLang's ``PrefillAdder`` is asked for the first request of
+a round, ``admission`` is: both must agree. A server that stands must be called a deadlock, and one
+that is called a deadlock must stand.
+
+``drive_admissions.py EXAMPLES [SEED]`` prints ``RESULT`` and how often what came up.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "versions"))
+
+import served
+
+from g4debug.tracers.flight_recorder import admission, reasons
+from g4debug.tracers.flight_recorder.work import Place, Work
+
+PAGE = served.PAGE
+PrefillAdder: Any = None  # SGLang's own, where ``admission`` looks for it
+found: Counter[str] = Counter()
+
+
+class Scheduler:
+    """What ``admission`` reads of a scheduler."""
+
+    page_size, max_prefill_tokens, new_token_ratio = PAGE, 1 << 20, 0.3
+    is_mixed_chunk, priority_scheduling_preemption_threshold = False, 0
+    schedule_policy = "fcfs"
+
+    def __init__(self, server: served.Server) -> None:
+        self.server = server
+        self.tree_cache, self.token_to_kv_pool_allocator = server.tree, server.allocator
+        self.chunked_prefill_size = served.CHUNK
+
+    @property
+    def running_batch(self) -> Any:
+        return self.server.running or SimpleNamespace(reqs=[], batch_is_full=False)
+
+    @property
+    def waiting_queue(self) -> list[Any]:
+        return self.server.waiting
+
+    def get_num_allocatable_reqs(self, running: int) -> int:
+        return served.ROWS - 2 - running
+
+    def work(self) -> list[Work]:
+        running = [Work(r, Place.RUNS) for r in self.running_batch.reqs if not r.finished()]
+        chunk = self.server.chunked
+        chunks = [] if chunk is None else [Work(chunk, Place.CHUNK)]
+        return running + chunks + [Work(r, Place.QUEUE) for r in self.server.waiting]
+
+
+def compare(scheduler: Scheduler) -> type:
+    """SGLang's PrefillAdder, which compares its first decision of a round with ours."""
+
+    class Comparing(PrefillAdder):  # type: ignore[misc]
+        def add_chunked_req(self, request: Any) -> Any:
+            return self._compared(request, Place.CHUNK, super().add_chunked_req, request)
+
+        def add_one_req(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+            if self.can_run_list:
+                return super().add_one_req(request, *args, **kwargs)
+            return self._compared(
+                request, Place.QUEUE, super().add_one_req, request, *args, **kwargs
+            )
+
+        def _compared(self, request: Any, place: Place, add: Any, *args: Any, **kwargs: Any) -> Any:
+            told = admission.refusal(scheduler, Work(request, place))
+            result = add(*args, **kwargs)
+            taken = any(r is request for r in self.can_run_list)
+            maybe = told.by_lock and "up to" in told.words  # the tree in Rust does not say it
+            assert taken == (not told.pool) or maybe, (taken, told)
+            found[f"{place.name} {'taken' if taken else told.pool}"] += 1
+            if told.by_lock:
+                found["by its own prefix"] += 1
+            return result
+
+    return Comparing
+
+
+def example(seed: int) -> None:
+    from sglang.srt.managers import schedule_policy
+
+    dice = random.Random(seed)
+    served.FULL = PAGE * dice.choice([24, 40, 60])
+    served.SWA = PAGE * dice.choice([8, 10, 14, 26])
+    served.CHUNK = PAGE * dice.choice([2, 4, 6, 12])
+    radix = dice.random() < 0.6
+    core = dice.choice([None, "python"])
+    server = served.Server(spec=False, radix=radix, overlap=dice.random() < 0.5, core=core)
+    scheduler = Scheduler(server)
+    schedule_policy.PrefillAdder = compare(scheduler)
+    shared = [dice.randrange(4, 90) for _ in range(300)]
+    came = idle = 0
+    for _ in range(120):
+        if came < 12 and dice.random() < 0.4:
+            most = min(served.FULL - 3 * PAGE, served.CONTEXT - 60, 320)
+            length = dice.randrange(5, most)
+            head = shared[: dice.choice([0, 64, 130, length])][:length]
+            prompt = head + [dice.randrange(4, 90) for _ in range(length - len(head))]
+            server.come(f"r{came}", prompt, dice.randrange(1, 40))
+            server.waiting[-1].sampling_params.ignore_eos = dice.random() < 0.5
+            came += 1
+            idle = 0
+        try:
+            did = server.round(lambda: 1)
+        except (AssertionError, RuntimeError) as e:
+            if isinstance(e, AssertionError) and "Refusal" in str(e):
+                raise
+            found[f"ended: {type(e).__name__}"] += 1  # SGLang's own bugs at such pools
+            return
+        items = scheduler.work()
+        idle = idle + 1 if did == "idle" and items else 0
+        if idle:
+            first = items[0]
+            if server.waiting and first.place is Place.QUEUE:
+                assert first.request is server.waiting[0]
+            reason = reasons.of(scheduler, first, items, steps=False)
+            if idle >= 3:
+                assert reason.deadlock, reason
+                assert reason.verdict.startswith("A deadlock"), reason
+                found[f"stands: {first.place.name}"] += 1
+                if reason.like:
+                    found[reason.like[:16]] += 1
+                return
+        elif did != "idle" and server.waiting and server.running is not None:
+            reasons.of(scheduler, items[-1], items, steps=True)
+    found["served"] += 1
+
+
+def main() -> None:
+    global PrefillAdder
+    served.without_kernels()
+    served.fast_kernels()
+    from sglang.srt.managers import schedule_policy
+
+    PrefillAdder = schedule_policy.PrefillAdder
+    begin = int(sys.argv[2]) if len(sys.argv) > 2 else 0
+    for seed in range(begin, begin + int(sys.argv[1])):
+        try:
+            example(seed)
+        except BaseException:
+            print("SEED", seed, flush=True)
+            raise
+    print("RESULT", json.dumps(dict(sorted(found.items()))), flush=True)
+
+
+if __name__ == "__main__":
+    main()
+    os._exit(0)

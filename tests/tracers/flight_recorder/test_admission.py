@@ -1,0 +1,35 @@
+"""Which check refuses a request: what we say, and what SGLang's own PrefillAdder does."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytestmark = [
+    pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU engine refuses CUDA machines"),
+    pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="needs sglang"),
+]
+DRIVE = Path(__file__).with_name("drive_admissions.py")
+EXAMPLES = 40
+
+
+def test_each_refusal_is_foretold_and_each_stand_still_is_a_deadlock():
+    environ = {n: v for n, v in os.environ.items() if not n.startswith(("G4DEBUG_", "SGLANG_"))}
+    done = subprocess.run(
+        [sys.executable, str(DRIVE), str(EXAMPLES)],
+        env=environ, capture_output=True, text=True, check=False, timeout=900,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-500:] + done.stderr[-4000:]
+    (line,) = [x for x in done.stdout.splitlines() if x.startswith("RESULT ")]
+    told = json.loads(line.removeprefix("RESULT "))
+    for what in ("CHUNK swa", "CHUNK taken", "QUEUE swa", "QUEUE full", "QUEUE taken"):
+        assert told[what] > 50, told
+    for what in ("stands: CHUNK", "as sglang #36458", "by its own prefix"):
+        assert told[what] > 0, told

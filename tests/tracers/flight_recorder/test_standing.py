@@ -1,0 +1,344 @@
+"""When the flight recorder says by itself that a server stands or a request starves, and when not.
+
+The reasons are SGLang's figures: test_admission.py. Real servers: test_standing_engine.py.
+"""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+
+import pytest
+
+from g4debug.dumps import reading
+from g4debug.findings.steps import Recorder
+from g4debug.hooking.hooks import Hooks
+from g4debug.settings import Settings
+from g4debug.tracers.base import Context
+from g4debug.tracers.flight_recorder import progress as progress_module
+from g4debug.tracers.flight_recorder import standing as standing_module
+from g4debug.tracers.flight_recorder import work
+from g4debug.tracers.flight_recorder.tracer import FlightRecorder
+from g4debug.tracers.flight_recorder.work import Place
+from g4debug.trapping.describe import Describer
+from g4debug.trapping.trap import Trap
+
+LIMIT, STEPS = 20, 100
+
+
+class Request:
+    def __init__(self, rid: str, done: int = 0) -> None:
+        self.rid, self.kv_committed_len, self.output_ids = rid, done, []
+        self.finished_reason: str | None = None
+
+    def finished(self) -> bool:
+        return self.finished_reason is not None
+
+
+class Server:
+    """A scheduler that turns: what it has, and its rounds. mode: of g4debug."""
+
+    def __init__(self, monkeypatch, folder, mode: str = "raise") -> None:
+        self.now = 1000.0
+        fake = SimpleNamespace(monotonic=lambda: self.now)
+        for module in (progress_module, standing_module):
+            monkeypatch.setattr(module, "time", fake)
+        settings = Settings(
+            debug=True, mode=mode, debug_dir=folder, starved_steps=STEPS, hang_seconds=LIMIT
+        )
+        self.recorder = Recorder(4)
+        trap = Trap(settings, Describer(self.recorder), self.recorder.status)
+        self.context = Context("flight-recorder", Hooks(), settings, self.recorder, trap)
+        self.flight = FlightRecorder(self.context)
+        self.folder = folder
+        self.has = SimpleNamespace(
+            waiting_queue=[],
+            running_batch=SimpleNamespace(reqs=[]),
+            chunked_req=None,
+            grammar_manager=SimpleNamespace(grammar_queue=[]),
+            _engine_paused=False,
+            forward_ct=0,
+        )
+        self.recorder.attach(self.has)
+
+    def turn(self, seconds: float, each: float = 0.5) -> None:
+        """Rounds without a step."""
+        for _ in range(int(seconds / each)):
+            self.now += each
+            self.flight.progress.came_round()
+            self.flight.look()
+
+    def step(self, seconds: float = 0.3, *served: Request) -> None:
+        """A round with a step, which computes a token of each of these requests."""
+        self.flight.progress.came_round()
+        self.flight.look()
+        self.recorder.step += 1
+        self.has.forward_ct += 1
+        self.flight.progress.step_begins()
+        self.now += seconds
+        for request in served:
+            request.kv_committed_len += 1
+        self.flight.progress.step_ends(None)
+
+    @property
+    def told(self) -> list[str]:
+        return [
+            f"{kind}: {n}"
+            for kind, n in self.recorder.status.findings_of("flight-recorder").items()
+        ]
+
+    def findings(self):
+        return [reading.read(p).finding for p in sorted(self.folder.glob("*.pt"))]
+
+
+@pytest.fixture
+def server(monkeypatch, tmp_path):
+    return Server(monkeypatch, tmp_path / "dumps")
+
+
+def test_a_parked_chunk_is_told_once_and_stops_nothing(server, caplog):
+    server.has.chunked_req = Request("long", 704)
+    server.turn(LIMIT - 2)
+    assert server.told == []
+    with caplog.at_level(logging.ERROR):
+        server.turn(3 * LIMIT)
+    assert server.told == ["hang: 1"]
+    (found,) = server.findings()
+    assert found.location.request == "long"
+    assert "has begun no step for" in found.headline
+    assert "(0 requests waiting, 1 begun)" in found.headline
+    assert "request long is a prompt between two of its chunks for 2" in found.got
+    assert "704 tokens computed" in found.got
+    assert "G4DEBUG_HANG_SECONDS" in found.expected
+    assert caplog.text.count("the scheduler hangs") == 1
+    stands, waits = server.flight.standing.live()
+    assert "it stands: no step for" in stands
+    assert waits[0].startswith("request long waits 7")
+
+
+def test_a_second_stand_still_is_told_again(server):
+    request = server.has.chunked_req = Request("long", 704)
+    server.turn(2 * LIMIT)
+    server.step(0.1, request)
+    assert server.flight.standing.live()[1] == []
+    server.turn(2)
+    assert server.flight.standing.live()[0] == ""
+    server.turn(2 * LIMIT)
+    server.has.chunked_req = None  # the client aborts
+    server.turn(2)
+    server.has.waiting_queue.append(Request("next"))
+    server.turn(LIMIT - 2)
+    assert server.told == ["hang: 2"]
+    server.turn(LIMIT)
+    assert server.told == ["hang: 3"]
+    assert len(server.findings()) == 3
+
+
+@pytest.mark.parametrize("mode", ["raise", "contain", "log"])
+def test_no_mode_stops_the_server(monkeypatch, tmp_path, mode):
+    server = Server(monkeypatch, tmp_path / "dumps", mode)
+    server.has.waiting_queue.append(Request("a"))
+    server.turn(2 * LIMIT)
+    assert server.told == ["hang: 1"]
+    assert not server.context.trap.others.ending
+
+
+def test_an_idle_server_and_a_request_that_has_just_come(server):
+    server.turn(5 * LIMIT)
+    server.has.waiting_queue.append(Request("a"))
+    server.turn(LIMIT - 1)
+    assert server.told == []
+
+
+def test_requests_that_come_and_go_unserved_but_never_long(server):
+    """Clients that give up: nobody has waited for long."""
+    for n in range(20):
+        server.has.waiting_queue[:] = [Request(f"r{n}")]
+        server.turn(LIMIT / 4)
+    assert server.told == []
+
+
+def test_a_pause_of_any_length(server):
+    request = Request("a", 50)
+    server.has.running_batch.reqs.append(request)
+    server.has.waiting_queue.append(Request("b"))
+    server.step(0.1, request)
+    server.has._engine_paused = True
+    server.turn(10 * LIMIT)
+    assert server.flight.standing.live() == (
+        "", ["the engine is paused: no request is served until somebody resumes it"]
+    )  # fmt: skip
+    server.has._engine_paused = False
+    server.turn(LIMIT - 2)
+    assert server.told == []
+    server.turn(LIMIT)
+    assert server.told == ["hang: 1"]
+
+
+@pytest.mark.parametrize("minutes", [5, 60])
+def test_a_step_that_compiles_for_minutes_and_a_stopped_process(server, minutes):
+    request = Request("a")
+    server.has.waiting_queue.append(request)
+    server.step(minutes * 60, request)
+    server.turn(1)
+    server.now += minutes * 60  # SIGSTOP, or weights that are loaded between two rounds
+    server.turn(LIMIT - 5)
+    assert server.told == []
+
+
+def test_a_grammar_that_compiles_and_another_server_of_disaggregation(server):
+    server.has.grammar_manager.grammar_queue.append(Request("g"))
+    entry = SimpleNamespace(req=Request("p"))
+    server.has.disagg_decode_prealloc_queue = SimpleNamespace(queue=[entry], retracted_queue=[])
+    server.has.disaggregation_mode = SimpleNamespace(value="decode")
+    server.turn(5 * LIMIT)
+    assert server.told == []
+    assert len(server.flight.standing.live()[1]) == 2
+    assert list(work.outside(server.has)) == ["the other server (disaggregation)"]
+    server.has.disagg_decode_prealloc_queue.retracted_queue.append(Request("r"))
+    server.turn(2 * LIMIT)
+    assert server.told == ["hang: 1"]
+    assert server.findings()[0].location.request == "r"
+
+
+def test_a_request_that_waits_for_storage_is_not_judged(server):
+    server.has.enable_hicache_storage = True
+    server.has.waiting_queue.append(Request("a"))
+    server.turn(5 * LIMIT)
+    assert server.told == []
+    assert list(work.outside(server.has)) == ["its prefix from storage"]
+
+
+def test_a_step_that_our_hook_did_not_see(server):
+    """SGLang's own count has grown, so it is our hook that is dead."""
+    server.has.running_batch.reqs.append(Request("a", 9))
+    for _ in range(10 * LIMIT):
+        server.has.forward_ct += 1
+        server.turn(1)
+    assert server.told == []
+
+
+def test_a_request_that_has_ended_is_no_work(server):
+    request = Request("a", 9)
+    request.finished_reason = "length"
+    server.has.running_batch.reqs.append(request)
+    server.turn(5 * LIMIT)
+    assert server.told == []
+
+
+def test_sigterm_to_a_server_that_said_so_leaves_no_second_dump(server):
+    server.has.waiting_queue.append(Request("a"))
+    server.turn(LIMIT + 2)
+    server.flight.on_sigterm()
+    assert server.told == ["hang: 1"]
+
+
+def test_all_work_and_where_it_is():
+    a, b, c, d, e = (Request(x) for x in "abcde")
+    stage = SimpleNamespace(reqs=[b])
+    scheduler = SimpleNamespace(
+        running_batch=SimpleNamespace(reqs=[a, c]),
+        running_mbs=[stage, SimpleNamespace(reqs=[a])],
+        chunked_req=c,
+        waiting_queue=[d],
+        grammar_manager=SimpleNamespace(grammar_queue=[e]),
+        disagg_prefill_inflight_queue=[Request("f")],
+    )
+    assert [(w.request.rid, w.place) for w in work.of(scheduler)] == [
+        ("a", Place.RUNS), ("b", Place.RUNS), ("c", Place.CHUNK), ("d", Place.QUEUE),
+        ("e", Place.GRAMMAR), ("f", Place.PEER),
+    ]  # fmt: skip
+    scheduler._engine_paused = True
+    assert work.of(scheduler) == []
+
+
+# -- starvation --------------------------------------------------------------------------------
+
+
+def serve(server, *requests: Request, steps: int = STEPS) -> None:
+    for _ in range(steps):
+        server.step(0.3, *requests)
+
+
+def test_a_long_queue_is_no_starvation(server):
+    """First come, first served: it waits for thousands of steps, and nobody overtakes it."""
+    queue = [Request(f"r{n}") for n in range(20)]
+    server.has.waiting_queue += queue
+    server.turn(1)
+    for n in range(10):
+        server.has.running_batch.reqs[:] = [server.has.waiting_queue.pop(0)]
+        server.has.waiting_queue.append(Request(f"later{n}"))
+        serve(server, *server.has.running_batch.reqs)
+    assert server.told == []
+
+
+def test_a_request_that_others_overtake(server):
+    starves = Request("unlike")
+    server.has.waiting_queue.append(starves)
+    server.turn(1)
+    for n in range(4):
+        newer = Request(f"newer{n}")
+        server.has.waiting_queue.append(newer)
+        server.turn(1)
+        server.has.waiting_queue.remove(newer)
+        server.has.running_batch.reqs[:] = [newer]
+        serve(server, newer)
+    assert server.told == ["starved: 1"]
+    (found,) = server.findings()
+    assert found.location.request == "unlike"
+    assert "request unlike made no progress for 1" in found.headline
+    assert "requests that came later are served before it" in found.cause
+    serve(server, starves, steps=5)
+
+
+def test_a_chunk_that_waits_while_another_request_decodes(server):
+    decodes = Request("decodes", 60)
+    server.has.running_batch.reqs.append(decodes)
+    server.has.chunked_req = Request("parked", 576)
+    server.turn(1)
+    serve(server, decodes, steps=STEPS - 5)
+    assert server.told == []
+    serve(server, decodes, steps=3 * STEPS)
+    assert server.told == ["starved: 1"]
+    assert server.findings()[0].location.request == "parked"
+    server.has.chunked_req.kv_committed_len += 64
+    serve(server, decodes, steps=STEPS - 5)
+    assert server.told == ["starved: 1"]
+
+
+def test_a_long_prefill_that_decodes_wait_for(server):
+    """Steps of a prompt in chunks: the decode stands for fewer of them than the limit."""
+    decodes, long = Request("decodes", 60), Request("long", 64)
+    server.has.running_batch.reqs.append(decodes)
+    server.has.chunked_req = long
+    server.turn(1)
+    serve(server, long, steps=STEPS - 10)
+    serve(server, decodes, steps=10)
+    assert server.told == []
+
+
+def test_progress_again_after_a_retraction_is_not_starvation(server):
+    """A retracted request is computed anew, up to where it was, and then goes on."""
+    again, other = Request("again", 90), Request("other", 5)
+    server.has.running_batch.reqs += [again, other]
+    server.turn(1)
+    serve(server, again, other, steps=10)
+    again.kv_committed_len = 0
+    serve(server, other, steps=STEPS - 20)
+    again.kv_committed_len = 96  # its prefill, in one step
+    serve(server, again, other, steps=STEPS + 50)
+    assert server.told == []
+
+
+def test_a_look_at_a_long_queue_is_made_less_often(server):
+    server.has.waiting_queue += [Request(str(n)) for n in range(3)]
+    real = server.flight.standing.waits.look
+
+    def slow(*args):
+        real(*args)
+        server.now += 0.02
+
+    server.flight.standing.waits.look = slow
+    before = server.now
+    server.turn(1, each=1)
+    assert server.flight.standing._due - before > 9
