@@ -15,6 +15,10 @@ struck.
 Bad is what is missed (other answers, or an end of SGLang's own, and silence), what disarms a
 tracer, and what is false. Each case is a line of ``cases.jsonl`` in the folder.
 
+With ``--narrow`` the servers' SWA pools are smaller than two chunks, and half of them run without
+the fixes, so that some of them stand. Bad is a request that stands and is not told as ``hang`` or
+``starved``, and a server that is accused although each request got its answer.
+
 The exit code is 0 if nothing is bad and some server did all that it was asked for, 1 if not, and 2
 for wrong arguments.
 """
@@ -32,7 +36,7 @@ from harness.replays import replayed
 from harness.tracers import RECORDS
 from harness.verdicts import not_completed
 from rich.console import Console
-from suites.fuzz import corrupt
+from suites.fuzz import corrupt, narrow
 from suites.fuzz.draw import Shape, draw
 from suites.healthy.run import FAILED, checked_of, counts, launch
 
@@ -57,6 +61,8 @@ def main() -> int:
     parser.number("--servers", "how many servers", SERVERS, type=at_least(1))
     what = "strike healthy servers, and look if the tracers tell it"
     parser.add_argument("--corrupt", action="store_true", help=what)
+    what = "servers that may stand, and look if the flight recorder tells it"
+    parser.add_argument("--narrow", action="store_true", help=what)
     parser.number("--runs", "how many corruptions", corrupt.RUNS, type=at_least(1))
     parser.results("keep logs and dumps here")
     args = parser.parse_args()
@@ -68,9 +74,14 @@ def main() -> int:
     found = {GOOD: 0, BAD: 0, NOTHING: 0}
     with logs("fuzz", console, "Logs and dumps are in:", given=args.results) as kept:
         for seed in range(args.first, args.first + args.servers):
-            verdict, text, seconds = one(seed, kept.folder / str(seed))
+            folder = kept.folder / str(seed)
+            if args.narrow:
+                good, text, seconds = narrow.one(seed, folder)
+                verdict, title = GOOD if good else BAD, narrow.words(seed)
+            else:
+                verdict, text, seconds = one(seed, folder)
+                title = draw(seed).words
             found[verdict] += 1
-            title = draw(seed).words
             render.block(console, Block(str(seed), verdict != BAD, text, title, seconds))
         render.say(console, ", ".join(f"{n} {verdict}" for verdict, n in found.items()) + ".")
         kept.good = found[GOOD] > 0 and not found[BAD]
