@@ -1,4 +1,4 @@
-"""Follows one request through a running scheduler, for ``g4debug doctor --pid PID --request RID``."""
+"""Follows one request through a running scheduler, for ``g4debug doctor --request``."""
 
 from __future__ import annotations
 

@@ -19,10 +19,13 @@ from g4debug.reporters.text import counted
 
 CUT = 40  # bytes of a rid in the black box's events
 GIVES = ("alloc", "extend", "decode")
+WINDOW = ("evict_swa", "evict_sliding_windows")
+TAKES = ("free", "evict")
+CACHE_ACTIONS = ("apply_component_action", "_apply_cache_action")  # of 0.5.23's tree
 POOLS = {"full": "full", "swa": "SWA"}
 NOW = ("waits", "runs")
-MOST = 8  # chunks in a row that are told one by one, and ranges of pages in a line
-NEAREST = 8
+WAITED = 0.1  # seconds: a shorter wait has no line
+MOST = 8  # chunks in a row that are told one by one, and pages of many that are named
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,14 @@ class Held:
 
     full: int = -1
     swa: int = -1
+
+
+@dataclass(frozen=True)
+class PageLine:
+    """What happened to which pages, and by whom: ``schedule_batch.py:2744 _evict_swa``."""
+
+    text: str
+    caller: str = ""
 
 
 @dataclass
@@ -42,7 +53,7 @@ class Moment:
     at: float | None
     kind: str
     text: str
-    pages: list[str] = field(default_factory=list)
+    pages: list[PageLine] = field(default_factory=list)
     events: list[PageEvent] = field(default_factory=list)
 
 
@@ -69,6 +80,7 @@ class Way:
     output: int = -1
     longest: int = -1
     matched: int = -1
+    waited: float = 0.0  # seconds in the queue, before it was scheduled and after retractions
     held: Held = Held()
     verifies: Verifies | None = None
     moments: list[Moment] = field(default_factory=list)
@@ -120,7 +132,9 @@ class _Trace:
         known = [e for e in mine if e.kind not in NOW]
         end = next((e.time_ns for e in known if e.kind == "ends"), None)
         known += [e for e in aborts if end is None or e.time_ns <= end]
-        self.known = sorted(known, key=lambda e: e.time_ns)
+        # SGLang's tokenizer may ask for one abort several times.
+        once = {(e.step, e.kind, e.begin, e.request): e for e in reversed(known)}
+        self.known = sorted(once.values(), key=lambda e: e.time_ns)
         # What it did itself is in later steps than its arrival: it came behind the last one.
         self.after = self.arrival.step if self.arrival else -1
         self.steps = [s for s in record.steps if rid in s.rids and s.step > self.after]
@@ -140,9 +154,10 @@ class _Trace:
         moments += list(self._from_steps(moments))
         moments.sort(key=lambda m: m.first)
         self._pages(moments)
+        moments.sort(key=lambda m: m.first)  # it has added some
         found.moments = moments if self.everything else list(_folded(moments))
         self._state()
-        if self.record.finding.location.request == self.rid:
+        if self.record.finding.location.request == self.rid and self.record.finding.kind != "asked":
             found.finding = self.record.finding.headline
         found.unknown = list(self._unknown())
         return found
@@ -156,7 +171,7 @@ class _Trace:
         """The moments of its events, and the decoding between them."""
         recording, number = self._recording()
         begun: RequestEvent | None = None  # the chunk with which its prefill was complete
-        before: RequestEvent | None = None  # the chunk before, if it goes on with this one
+        before: RequestEvent | None = None  # what happened before, but for an abort
         chunks = 0
         for event in self.known:
             if begun is not None and event.kind in ("retracted", "ends"):
@@ -168,29 +183,30 @@ class _Trace:
                 longest = f", at most {event.longest:,} of output" if event.longest >= 0 else ""
                 text = f"arrived with a prompt of {event.tokens:,} tokens{longest}"
             elif event.kind == "chunk":
-                if before is None or before.end != event.begin:
+                if before is not None and before.kind != "chunk":
                     chunks = 0
-                    yield self._match(event, recording, number)
+                    yield self._match(event, before, recording, number)
                 chunks += 1
                 whole = event.end >= event.tokens
                 length = event.end - event.begin
-                text = f"chunk {chunks}: tokens {event.begin:,} to {event.end - 1:,} ({length:,})"
+                text = f"chunk {chunks}: {length:,} tokens, {event.begin:,} to {event.end - 1:,}"
                 text += "; prefill complete" if whole else f" of {event.tokens:,}"
-                before, begun = event, event if whole else None
+                begun = event if whole else None
                 self.found.output = event.output
             elif event.kind == "retracted":
                 text = (
                     f"retracted with {event.output:,} tokens of output: its KV is given back, and "
                     "it waits again"
                 )
-                before = None
                 self.found.output = event.output
             elif event.kind == "abort":
                 whose = "of all requests " if not event.request else ""
                 text = f"an abort {whose}was asked for" + (f": {event.note}" if event.note else "")
             elif event.kind == "ends":
-                text = f"ended: {event.note}; {event.output:,} tokens of output"
+                text = f"ended ({event.note}) with {event.output:,} tokens of output"
                 self.found.output = event.output
+            if event.kind != "abort":
+                before = event
             yield Moment(event.step, event.step, self._at(event.time_ns), event.kind, text)
         if begun is not None:
             yield from self._decoding(begun, self.now)
@@ -212,18 +228,25 @@ class _Trace:
         if whole:
             last = seen[-1].step
         got = "" if until is None else f", up to {until.output:,} tokens of output"
-        many = counted(len(seen), "step") if whole else "decode"
-        text = f"{many} of decode{got}" if whole else f"decoded{got}"
+        took = "" if until is None else f" in {duration((until.time_ns - begun.time_ns) / 1e9)}"
+        text = f"{counted(len(seen), 'step')} of decode" if whole else "decoded"
+        text += took + got
         at = self._at(seen[0].time_ns) if whole else None
         yield Moment(first, last, at, "decode", text)
 
     def _last_step(self) -> int:
-        return self.record.steps[-1].step if self.record.steps else self.record.finding.location.step
+        return (
+            self.record.steps[-1].step if self.record.steps else self.record.finding.location.step
+        )
 
     def _match(
-        self, chunk: RequestEvent, recording: tapes.Recording | None, number: int
+        self,
+        chunk: RequestEvent,
+        waits: RequestEvent,
+        recording: tapes.Recording | None,
+        number: int,
     ) -> Moment:
-        """How much of it was in the prefix cache, and who had the same tokens first."""
+        """How long it waited, how much of it was in the prefix cache, and whose that was."""
         if self.found.matched < 0 and self.arrival is not None:
             self.found.matched = chunk.begin
         text = "nothing of it was in the prefix cache"
@@ -231,11 +254,14 @@ class _Trace:
             pages = f" ({_pages(chunk.begin // self.page)})" if self.page else ""
             text = f"{chunk.begin:,} tokens{pages} were in the prefix cache"
             text += self._whose(chunk, recording, number)
+        seconds = (chunk.time_ns - waits.time_ns) / 1e9
+        self.found.waited += seconds
+        if seconds >= WAITED:
+            steps = counted(chunk.step - waits.step, "step")
+            text = f"scheduled, after it waited for {duration(seconds)} ({steps}); {text}"
         return Moment(chunk.step, chunk.step, self._at(chunk.time_ns), "match", text)
 
-    def _whose(
-        self, chunk: RequestEvent, recording: tapes.Recording | None, number: int
-    ) -> str:
+    def _whose(self, chunk: RequestEvent, recording: tapes.Recording | None, number: int) -> str:
         """Which requests on the tape began with the same tokens, by the hashes of their pages."""
         if recording is None or number not in recording.requests:
             return ""
@@ -251,7 +277,7 @@ class _Trace:
                 same.append(names.get(other.id, f"no. {other.id} of this process"))
         if same:
             more = f", and then {len(same) - 1} more" if len(same) > 1 else ""
-            return f"; {same[0]} had the same ones first{more}"
+            return f"; request {same[0]} had the same ones first{more}"
         if recording.begins.requests:
             return "; who had the same ones first came before the tape begins"
         return ""
@@ -294,8 +320,8 @@ class _Trace:
             kind = "chunk"
         else:
             text = counted(len(run), "step") + " of decode"
-            if length >= 0:
-                text += f", from {self._tokens(run[0]):,} to {length:,} tokens"
+            if 0 <= (before := self._tokens(run[0])) < length:
+                text += f", from {before:,} to {length:,} tokens"
             kind = "decode"
         return Moment(run[0].step, run[-1].step, self._at(run[0].time_ns), kind, text)
 
@@ -312,11 +338,13 @@ class _Trace:
     def _pages(self, moments: list[Moment]) -> None:
         """Put each event of the request's pages below the moment that it belongs to."""
         ended = next((m for m in reversed(moments) if m.kind == "ends"), None)
-        later: dict[str, list[PageEvent]] = {}
+        own = {m.first for m in moments if m.kind in ("chunk", "retracted", "ends")}
+        later: dict[object, list[PageEvent]] = {}
         for event in self._page_events():
             gives, whole = event.kind in GIVES, [m for m in moments if m.first <= event.step]
-            if _evicts(event) or (ended is not None and event.step > ended.last):
-                later.setdefault(event.caller, []).append(event)
+            gone = ended is not None and event.step > ended.last
+            if gone or (_by_cache(event) and event.step not in own):
+                later.setdefault((gone, _by_cache(event), len(whole)), []).append(event)
                 continue
             near = [
                 m
@@ -332,9 +360,9 @@ class _Trace:
                 moments.append(target)
             target.events.append(event)
         for events in later.values():
-            text = "pages of it were freed after its end"
-            if _evicts(events[0]):
-                text = "the prefix cache evicted pages that it had got from it"
+            text = "pages that had been its own came back"
+            if _by_cache(events[0]):
+                text = "the prefix cache freed pages that had been its own"
             new = Moment(events[0].step, events[-1].step, None, "afterwards", text, events=events)
             moments.append(new)
         for moment in moments:
@@ -385,7 +413,7 @@ class _Trace:
             else:
                 found.state = "prefill" if not now.output else "decode"
                 found.state_text = f"in {found.state}"
-        elif last is not None and last.kind == "abort" and chunk is None:
+        elif self.arrival is not None and last is not None and last.kind == "abort" and not chunk:
             found.state, found.state_text = "ended", "aborted while it waited"
             found.held = Held(0, 0 if self._hybrid() else -1)
         else:
@@ -436,7 +464,7 @@ class _Trace:
             first = record.requests[0].step if record.requests else 0
             yield (
                 f"Its arrival is not in this dump: the request events begin in step {first}, and "
-                f"{record.requests_lost:,} before that were dropped. {live}, if asked earlier"
+                f"{record.requests_lost:,} before that were dropped. {live}, if it is asked in time"
             )
         if self.lives > 1:
             yield f"This rid came {self.lives} times; it is followed from its last arrival on"
@@ -460,13 +488,16 @@ class _Trace:
 
 def behind(event: PageEvent) -> bool:
     """True if this event is the eviction of what lies behind the request's own window."""
-    return event.kind == "evict" and "evict_swa" in event.caller
+    return event.kind == "evict" and any(name in event.caller for name in WINDOW)
 
 
-def _evicts(event: PageEvent) -> bool:
-    """True if the prefix cache frees pages to make room."""
+def _by_cache(event: PageEvent) -> bool:
+    """True if the prefix cache frees pages: its own, or those of which it has a copy."""
     where, _, function = event.caller.partition(" ")
-    return "radix_cache" in where and ("evict" in function or "tombstone_leaf" in function)
+    # When a request hands pages over that the cache has already, its own ones are freed.
+    inserts = "insert" in function or "recover" in function
+    known = "radix_cache" in where or function in CACHE_ACTIONS
+    return event.kind in TAKES and known and not inserts
 
 
 def _extends(step: Step) -> bool:
@@ -481,6 +512,13 @@ def _made(record: TrapRecord) -> int:
         return 0
 
 
+def duration(seconds: float) -> str:
+    """``0.012 s``, ``12.3 s``, ``12.3 min``."""
+    if abs(seconds) < 10:
+        return f"{seconds:.3f} s"
+    return f"{seconds:.1f} s" if seconds < 600 else f"{seconds / 60:.1f} min"
+
+
 def _range(steps: Sequence[Step]) -> str:
     return f"{steps[0].step}-{steps[-1].step}" if steps else "(there are none)"
 
@@ -489,51 +527,55 @@ def _pages(count: int, name: str = "") -> str:
     return f"{count:,} {name}{' ' * bool(name)}page{'s' * (count != 1)}"
 
 
-def ranges(pages: Iterable[int], most: int = MOST) -> str:
-    """``12-17, 30``; ``…`` behind so many ranges."""
+def ranges(pages: Iterable[int]) -> str:
+    """``12-17, 30``."""
     found: list[list[int]] = []
-    for page in sorted(set(pages)):
+    for page in pages:
         if found and page == found[-1][1] + 1:
             found[-1][1] = page
         else:
             found.append([page, page])
-    words = [str(a) if a == b else f"{a}-{b}" for a, b in found[:most]]
-    return ", ".join(words) + (", …" if len(found) > most else "")
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in found)
 
 
-def _told(events: Sequence[PageEvent], everything: bool) -> Iterator[str]:
+def _told(events: Sequence[PageEvent], everything: bool) -> Iterator[PageLine]:
     """Lines about these events: those of the same kind and caller share one."""
     groups: dict[object, list[PageEvent]] = {}
-    for i, event in enumerate(events):
-        word = _word(event)
-        key: object = (word, event.caller, event.note, i if everything else 0)
+    for event in events:
+        key: object = (_word(event), event.caller, event.note, event.step if everything else 0)
         groups.setdefault(key, []).append(event)
     for of in groups.values():
-        parts = []
-        for pool in dict.fromkeys(e.pool for e in of):
-            here = [e for e in of if e.pool == pool]
-            named, count = {p for e in here for p in e.pages}, sum(e.count for e in here)
-            hidden = sum(max(0, e.count - len(e.pages)) for e in here)
-            which = ranges(named, 1 << 20 if everything else MOST)
-            more = f" and {hidden} more" if hidden else ""
-            parts.append(
-                f"{_pages(count, POOLS.get(pool, pool))}" + (f" {which}{more}" if named else "")
-            )
         first = of[0]
         step = f"step {first.step}: " if everything else ""
-        note = f": {first.note}" if first.note else ""
+        pages = "; ".join(
+            _in_pool(pool, [e for e in of if e.pool == pool], everything)
+            for pool in dict.fromkeys(e.pool for e in of)
+        )
         shared = " (with pages of other requests)" if any(_several(e.request) for e in of) else ""
         stopped = " (stopped by g4debug)" if first.stopped else ""
-        by = f" by {first.caller}" if first.caller else ""
-        yield f"{step}{_word(first)} {', '.join(parts)}{shared}{stopped}{by}{note}"
+        note = f" ({first.note})" if first.note else ""
+        yield PageLine(f"{step}{_word(first)} {pages}{shared}{stopped}{note}", first.caller)
+
+
+def _in_pool(pool: str, events: Sequence[PageEvent], everything: bool) -> str:
+    """``full pages 12-17``, or ``16 full pages (4, 13 and 14 more)`` if not all can be named."""
+    named = sorted({page for e in events for page in e.pages})
+    name, count = POOLS.get(pool, pool), sum(e.count for e in events)
+    shown = named if everything else named[:MOST] if len(named) > 2 * MOST else named
+    hidden = sum(e.count - len(e.pages) for e in events) + len(named) - len(shown)
+    if not hidden:
+        return f"{name} page{'s' * (count != 1)} {ranges(shown)}"
+    return f"{count:,} {name} pages ({ranges(shown)} and {hidden:,} more)"
 
 
 def _word(event: PageEvent) -> str:
     if event.kind in GIVES:
         return "took"
     if behind(event):
-        return "evicted behind its window:"
-    return {"free": "gave back", "evict": "evicted"}.get(event.kind, f"{event.kind}:")
+        return "evicted behind its window"
+    if _by_cache(event):
+        return "the prefix cache freed"
+    return {"free": "gave back", "evict": "evicted"}.get(event.kind, event.kind)
 
 
 def _folded(moments: Sequence[Moment]) -> Iterator[Moment]:

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from g4debug.reporters import json
-from g4debug.reporters._way import Way
+from g4debug.reporters._way import WAITED, Way, duration
 from g4debug.reporters.text import cleaned, hang, symbols_for
 
 STYLES = {"ends": "bold", "retracted": "yellow", "abort": "yellow"}
@@ -22,7 +22,7 @@ def render_json(way: Way, stream: IO[str]) -> None:
 def headline(way: Way) -> str:
     """State, how long, pages held."""
     since = "" if way.since is None else f" {'after' if way.state == 'ended' else 'for'} "
-    since += "" if way.since is None else _seconds(way.since)
+    since += "" if way.since is None else duration(way.since)
     full, swa = way.held.full, way.held.swa
     pages = "" if full < 0 else "; holds no pages"
     if full > 0:
@@ -41,17 +41,25 @@ def render(way: Way, console: Console) -> None:
     if way.finding:
         hang(console, Text(f"The finding of this dump is about it: {way.finding}", "bold red"))
     console.print()
-    rows = [(_steps(m.first, m.last, dash), _seconds(m.at) if m.at is not None else dash, m)
+    rows = [(_steps(m.first, m.last, dash), duration(m.at) if m.at is not None else "", m)
             for m in way.moments]  # fmt: skip
     step = max([4, *(len(r[0]) for r in rows)])
     time = max([4, *(len(r[1]) for r in rows)])
     if rows:
         console.print(Text(f"{'step':>{step}}  {'time':>{time}}  what happened", "dim"))
+    above = None
+    named: set[str] = set()
     for steps, at, moment in rows:
-        head = Text(f"{steps:>{step}}  {at:>{time}}  ", "dim")
+        same = (steps, at) == above
+        above = steps, at
+        head = Text(" " * (step + time + 4) if same else f"{steps:>{step}}  {at:>{time}}  ", "dim")
         hang(console, Text(moment.text, STYLES.get(moment.kind, "")), head)
-        for line in moment.pages:
-            hang(console, Text(line, "dim"), " " * (step + time + 6))
+        for page in moment.pages:
+            # Where a function is, is told once.
+            caller = page.caller if page.caller not in named else page.caller.partition(" ")[2]
+            named.add(page.caller)
+            text = f"{page.text}: {caller}" if caller else page.text
+            hang(console, Text(text, "dim"), " " * (step + time + 4), step + time + 6)
     if way.unknown:
         console.print()
         for line in way.unknown:
@@ -66,11 +74,13 @@ def _facts(way: Way) -> list[str]:
     if way.output >= 0:
         most = f" of at most {way.longest:,}" if way.longest >= 0 else ""
         parts.append(f"output {way.output:,}{most}")
+    if way.waited >= WAITED:
+        parts.append(f"waited {duration(way.waited)} in all")
     found = ["; ".join(parts)] if parts else []
     if way.verifies is not None:
         v = way.verifies
         found.append(
-            f"{v.count:,} verifies gave {v.tokens / v.count:.2f} tokens each, "
+            f"{v.count:,} verifies, {v.tokens / v.count:.2f} tokens each, "
             f"from {v.least} to {v.most}"
         )
     return found
@@ -80,9 +90,3 @@ def _steps(first: int, last: int, dash: str) -> str:
     if first < 0:
         return dash
     return str(first) if first == last else f"{first}-{last}"
-
-
-def _seconds(seconds: float) -> str:
-    if abs(seconds) < 10:
-        return f"{seconds:.3f} s"
-    return f"{seconds:.1f} s" if seconds < 600 else f"{seconds / 60:.1f} min"

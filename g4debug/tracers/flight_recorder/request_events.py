@@ -17,7 +17,7 @@ from g4debug.tracers.base import Context
 from g4debug.tracers.flight_recorder.taping import outputs
 from g4debug.trapping.describe import Describer
 
-KEPT = 4096  # events of all requests together
+KEPT = 2048  # events of all requests together: some 100 ms to write into a dump
 ARRIVALS = ("TokenizedGenerateReqInput", "TokenizedEmbeddingReqInput")
 NUMBERED = ARRIVALS[0]  # those that are on the tape
 # Why a request was aborted may quote what the user has sent. That stands behind one of these.
@@ -109,7 +109,7 @@ class RequestEvents:
 
         Another thread may ask.
         """
-        kept = [RequestEvent(*event, **more) for *event, more in self.kept.copy()]
+        kept = [RequestEvent(*event[:4], **event[4]) for event in self.kept.copy()]
         return (*kept, *self._now()), self.count - len(kept)
 
     def _now(self) -> list[RequestEvent]:
@@ -149,7 +149,8 @@ def how(reason: Any) -> str:
         return STOPS.get(kind, "stop")
     code = getattr(reason, "status_code", None)
     said = public(getattr(reason, "message", None))
-    return f"abort: {said or 'no reason was given'}" + (f" (HTTP {int(code)})" if code else "")
+    why = f": {said}" if said not in ("", "Aborted") else ""
+    return f"abort{why}" + (f", HTTP {int(code)}" if code else "")
 
 
 def public(message: Any) -> str:
