@@ -8,7 +8,7 @@ whom the same rid was used before is followed from its last arrival on.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from g4debug.findings import tape as tapes
@@ -22,6 +22,7 @@ GIVES = ("alloc", "extend", "decode")
 WINDOW = ("evict_swa", "evict_sliding_windows")
 TAKES = ("free", "evict")
 CACHE_ACTIONS = ("apply_component_action", "_apply_cache_action")  # of 0.5.23's tree
+BY_CACHE = "the prefix cache freed"
 POOLS = {"full": "full", "swa": "SWA"}
 NOW = ("waits", "runs")
 WAITED = 0.1  # seconds: a shorter wait has no line
@@ -362,11 +363,14 @@ class _Trace:
         for events in later.values():
             text = "pages that had been its own came back"
             if _by_cache(events[0]):
-                text = "the prefix cache freed pages that had been its own"
+                text = "the prefix cache freed pages that came from this request"
             new = Moment(events[0].step, events[-1].step, None, "afterwards", text, events=events)
             moments.append(new)
         for moment in moments:
-            moment.pages = list(_told(moment.events, self.everything))
+            lines = _told(moment.events, self.everything)
+            if moment.kind == "afterwards":
+                lines = (replace(one, text=one.text.replace(BY_CACHE, "freed")) for one in lines)
+            moment.pages = list(lines)
 
     def _page_events(self) -> Iterator[PageEvent]:
         """The events of its own pages, and frees of several requests' pages with one of its own."""
@@ -574,7 +578,7 @@ def _word(event: PageEvent) -> str:
     if behind(event):
         return "evicted behind its window"
     if _by_cache(event):
-        return "the prefix cache freed"
+        return BY_CACHE
     return {"free": "gave back", "evict": "evicted"}.get(event.kind, event.kind)
 
 
