@@ -565,11 +565,12 @@ def _in_pool(pool: str, events: Sequence[PageEvent], everything: bool) -> str:
     """``full pages 12-17``, or ``16 full pages (4, 13 and 14 more)`` if not all can be named."""
     named = sorted({page for e in events for page in e.pages})
     name, count = POOLS.get(pool, pool), sum(e.count for e in events)
-    shown = named if everything else named[:MOST] if len(named) > 2 * MOST else named
+    shown = named if everything or len(named) <= 2 * MOST else named[:MOST]
     hidden = sum(e.count - len(e.pages) for e in events) + len(named) - len(shown)
-    if not hidden:
-        return f"{name} page{'s' * (count != 1)} {ranges(shown)}"
-    return f"{count:,} {name} pages ({ranges(shown)} and {hidden:,} more)"
+    if hidden:
+        return f"{count:,} {name} pages ({ranges(shown)} and {hidden:,} more)"
+    again = f" ({count:,} in all)" if count > len(named) else ""
+    return f"{name} page{'s' * (len(named) != 1)} {ranges(shown)}{again}"
 
 
 def _word(event: PageEvent) -> str:

@@ -148,7 +148,7 @@ def how(reason: Any) -> str:
     if kind != "FINISH_ABORT":
         return STOPS.get(kind, "stop")
     code = getattr(reason, "status_code", None)
-    said = public(getattr(reason, "message", None))
+    said = public(getattr(reason, "message", None)).rstrip(".")
     why = f": {said}" if said not in ("", "Aborted") else ""
     return f"abort{why}" + (f", HTTP {int(code)}" if code else "")
 

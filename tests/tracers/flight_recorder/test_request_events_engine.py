@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -55,12 +56,14 @@ def test_each_request_is_told_as_sglang_counts_it(told: Any) -> None:
     assert sum(one["num_retractions"] for one in truth) > 0, "none was retracted"
     for one in truth:
         way = _way.way(record, one["rid"])
-        assert way.state == "ended" and way.prompt == one["prompt"]
+        assert way.state == "ended"
+        assert way.prompt == one["prompt"]
         assert way.output == one["completion_tokens"]
         assert len(of(way, "retracted")) == one["num_retractions"]
         if not one["num_retractions"]:
             assert way.matched == one["cached_tokens"]
-        assert way.verifies is not None and way.verifies.count >= one["spec_verify_ct"]
+        assert way.verifies is not None
+        assert way.verifies.count >= one["spec_verify_ct"]
         assert way.unknown == []
 
 
@@ -72,6 +75,9 @@ def test_the_pages_of_each_request_fit_its_length(told: Any) -> None:
         taken = sum(e.count for e in events if e.kind in GIVES)
         given = sum(e.count for e in events if e.kind in TAKES and e.request == one["rid"])
         assert 0 <= given <= taken
+        # On 0.5.12 each verify gives back what it did not need.
+        verified = [e for e in events if e.kind in TAKES and "eagle_info" in e.caller]
+        taken -= sum(e.count for e in verified)
         if not one["num_retractions"]:
             needs = -(-(one["prompt"] + one["completion_tokens"] - 1) // PAGE) - way.matched // PAGE
             assert needs <= taken <= needs + 1, "a draft may need one page more"
@@ -82,7 +88,7 @@ def test_chunks_follow_each_other_from_the_match_to_the_end_of_the_prompt(told: 
     for one in truth:
         chunks = [e for e in record.requests if e.request == one["rid"] and e.kind == "chunk"]
         assert chunks[0].begin == _way.way(record, one["rid"]).matched
-        for before, chunk in zip(chunks, chunks[1:], strict=False):
+        for before, chunk in itertools.pairwise(chunks):
             assert chunk.begin == before.end or before.end == before.tokens
         assert chunks[-1].end == chunks[-1].tokens
     assert len([e for e in record.requests if e.request == "shared" and e.kind == "chunk"]) > 1
@@ -104,5 +110,6 @@ def test_an_abort_is_asked_for_and_ends_it(told: Any) -> None:
 def test_the_one_that_runs_is_asked_of_the_server(told: Any) -> None:
     lives = told[2]
     assert (lives["request"], lives["state"]) == ("lives", "decode")
-    assert lives["output"] >= 20 and lives["held"]["full"] >= -(-220 // PAGE)
+    assert lives["output"] >= 20
+    assert lives["held"]["full"] >= -(-220 // PAGE)
     assert lives["headline"].startswith("request lives: in decode for ")
