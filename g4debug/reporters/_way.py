@@ -224,7 +224,7 @@ class _Trace:
             return
         seen = [s for s in self.steps if first <= s.step <= last]
         whole = bool(self.record.steps) and self.record.steps[0].step <= first
-        if whole and not seen:
+        if not seen and (whole or until is None):
             return
         if whole:
             last = seen[-1].step
@@ -427,7 +427,9 @@ class _Trace:
         """Without an event that says where it is now."""
         found, steps = self.found, self.record.steps
         if not self.steps:
-            found.state_text = "its state when the dump was made is not known"
+            found.state_text = "where it was when the dump was made is not known"
+            if any(e.kind in NOW for e in self.record.requests):
+                found.state_text = "in no queue or batch of SGLang's when the dump was made"
             return
         last = self.steps[-1]
         if steps and last is steps[-1]:
@@ -460,9 +462,9 @@ class _Trace:
         if not record.requests and not record.requests_lost:
             steps = _range(record.steps)
             yield (
-                "This dump has no request events (a black box and older dumps have none): arrival, "
-                "prefix match, retractions and the end are not known, only what the steps "
-                f"{steps} show. {live}"
+                "This dump has no request events (a black box, an older dump and G4DEBUG_TAPE=0 "
+                "have none): arrival, prefix match, retractions and the end are not known, only "
+                f"what the steps {steps} show. {live}"
             )
         elif self.arrival is None:
             first = record.requests[0].step if record.requests else 0
@@ -598,6 +600,6 @@ def _folded(moments: Sequence[Moment]) -> Iterator[Moment]:
 
 def _one(row: Sequence[Moment]) -> Moment:
     events = [e for m in row for e in m.events]
-    text = f"{len(row)} more chunks"
+    text = f"{len(row)} more chunks (--all shows them)"
     lines = list(_told(events, everything=False))
     return Moment(row[0].first, row[-1].last, row[0].at, "chunk", text, lines, events)

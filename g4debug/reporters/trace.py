@@ -69,7 +69,8 @@ def render(way: Way, console: Console) -> None:
 def _facts(way: Way) -> list[str]:
     parts = []
     if way.prompt >= 0:
-        hit = f", {way.matched:,} of them from the prefix cache" if way.matched >= 0 else ""
+        hit = "" if way.matched < 0 else f", {way.matched:,} of them from the prefix cache"
+        hit = ", none of them from the prefix cache" if way.matched == 0 else hit
         parts.append(f"prompt {way.prompt:,} tokens{hit}")
     if way.output >= 0:
         most = f" of at most {way.longest:,}" if way.longest >= 0 else ""

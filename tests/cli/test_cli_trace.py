@@ -43,7 +43,7 @@ def test_a_request_that_ended(dump: Path, capsys: pytest.CaptureFixture[str]) ->
     text = run(capsys, ENDED, dump, "--width", 200)
     for part in (
         f"request {ENDED}: aborted after 3.200 s; holds no pages",
-        "prompt 700 tokens, 0 of them from the prefix cache; output 48 of at most 100",
+        "prompt 700 tokens, none of them from the prefix cache; output 48 of at most 100",
         "chunk 1: 512 tokens, 0 to 511 of 700 took full pages 1-8; SWA pages 1-8: "
         "schedule_batch.py:2914 prepare_for_extend",
         "chunk 2: 188 tokens, 512 to 699; prefill complete took full pages 9-10, 12; SWA",
@@ -89,8 +89,9 @@ def test_many_chunks_are_one_line_until_all_are_asked_for(
     dump: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = run(capsys, LONG, dump)
-    assert "11-18 0.110 s 8 more chunks 19" in text
+    assert "11-18 0.110 s 8 more chunks (--all shows them) 19" in text
     assert "chunk 5" not in text
+    assert f"request {LONG}: in no queue or batch of SGLang's when the dump was made" in text
     assert "chunk 5: 128 tokens, 512 to 639 of 1,280" in run(capsys, LONG, dump, "--all")
 
 

@@ -86,7 +86,6 @@ class FlightRecorder:
         context.before(LOOP, self.before_event_loop)
         context.after(LOOP, self.after_event_loop)
         context.before("scheduler.init", self.watch_others)
-        RequestEvents(context).install()
         context.recorder.status.snapshot = self.snapshot
         # Order.LAST, to see if a tracer has made a TrapError of the exception.
         if context.settings.tape:
@@ -95,6 +94,7 @@ class FlightRecorder:
             describer = context.trap.describe
             if isinstance(describer, Describer):
                 describer.tape = taping.tape
+            RequestEvents(context).install()  # they tell as much of requests as a tape
         context.on_exception("scheduler.init", self.on_init_exception, Order.LAST)
         context.on_exception(LOOP, self.on_loop_exception, Order.LAST)
         self.boxing.install()  # last, so that it is outermost
