@@ -21,7 +21,7 @@ def follow(pid: int, rid: str, args: argparse.Namespace) -> None:
 
     Of several schedulers that decide for themselves, the first one that knows it is shown.
     """
-    from g4debug.reporters import _way
+    from g4debug.reporters import way
 
     schedulers = look(pid).schedulers
     if not schedulers:
@@ -29,7 +29,7 @@ def follow(pid: int, rid: str, args: argparse.Namespace) -> None:
     # The tensor-parallel ranks of one data-parallel rank have the same requests.
     first_of = {p.rank.partition("dp ")[2]: p for p in reversed(schedulers)}
     records = {p.pid: _record(p.pid) for p in reversed(first_of.values())}
-    known = {one: record for record in records.values() for one in _way.known_requests(record)}
+    known = {one: record for record in records.values() for one in way.known_requests(record)}
     source = "scheduler " + ", ".join(map(str, records))
     trace.show(known[trace.one_of(list(known), rid, source)], rid, source, args)
 

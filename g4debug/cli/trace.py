@@ -45,11 +45,11 @@ def show(
     record: TrapRecord, rid: str, source: str, args: argparse.Namespace, everything: bool = False
 ) -> None:
     """Print a request's way. Raises CliError if there is not just one such request."""
-    from g4debug.reporters import _way, trace
+    from g4debug.reporters import trace, way
 
     with no_traceback(f"{source}: the dump was read, but its requests cannot be shown"):
-        known = _way.known_requests(record)
-        present(trace, _way.way(record, one_of(known, rid, source), everything), args)
+        known = way.known_requests(record)
+        present(trace, way.follow(record, one_of(known, rid, source), everything), args)
 
 
 def one_of(known: list[str], rid: str, source: str) -> str:

@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.text import Text
 
 from g4debug.reporters import json
-from g4debug.reporters._way import WAITED, Way, duration
 from g4debug.reporters.text import cleaned, hang, symbols_for
+from g4debug.reporters.way import WAITED, Way, duration
 
 STYLES = {"ends": "bold", "retracted": "yellow", "abort": "yellow"}
 

@@ -17,8 +17,7 @@ from real_engine import ENGINE, Run, started
 from g4debug import cli
 from g4debug.dumps import reading
 from g4debug.findings.record import TrapRecord
-from g4debug.reporters import _way
-from g4debug.reporters._way import GIVES, TAKES, Way
+from g4debug.reporters.way import GIVES, TAKES, Moment, Way, follow
 
 pytestmark = ENGINE
 PAGE = 64
@@ -47,7 +46,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Any], TrapRecor
     return Run(0, text, []).result, reading.read(Path(folder / "live.pt")), lives
 
 
-def of(way: Way, kind: str) -> list[_way.Moment]:
+def of(way: Way, kind: str) -> list[Moment]:
     return [m for m in way.moments if m.kind == kind]
 
 
@@ -55,7 +54,7 @@ def test_each_request_is_told_as_sglang_counts_it(told: Any) -> None:
     truth, record, _ = told
     assert sum(one["num_retractions"] for one in truth) > 0, "none was retracted"
     for one in truth:
-        way = _way.way(record, one["rid"])
+        way = follow(record, one["rid"])
         assert way.state == "ended"
         assert way.prompt == one["prompt"]
         assert way.output == one["completion_tokens"]
@@ -70,7 +69,7 @@ def test_each_request_is_told_as_sglang_counts_it(told: Any) -> None:
 def test_the_pages_of_each_request_fit_its_length(told: Any) -> None:
     truth, record, _ = told
     for one in truth:
-        way = _way.way(record, one["rid"], everything=True)
+        way = follow(record, one["rid"], everything=True)
         events = [e for m in way.moments for e in m.events if e.pool == "full"]
         taken = sum(e.count for e in events if e.kind in GIVES)
         given = sum(e.count for e in events if e.kind in TAKES and e.request == one["rid"])
@@ -87,7 +86,7 @@ def test_chunks_follow_each_other_from_the_match_to_the_end_of_the_prompt(told: 
     truth, record, _ = told
     for one in truth:
         chunks = [e for e in record.requests if e.request == one["rid"] and e.kind == "chunk"]
-        assert chunks[0].begin == _way.way(record, one["rid"]).matched
+        assert chunks[0].begin == follow(record, one["rid"]).matched
         for before, chunk in itertools.pairwise(chunks):
             assert chunk.begin == before.end or before.end == before.tokens
         assert chunks[-1].end == chunks[-1].tokens
@@ -95,14 +94,14 @@ def test_chunks_follow_each_other_from_the_match_to_the_end_of_the_prompt(told: 
 
 
 def test_the_prefix_is_the_other_requests(told: Any) -> None:
-    way = _way.way(told[1], "shared")
+    way = follow(told[1], "shared")
     assert way.matched > 0
     (match,) = of(way, "match")
     assert "request first had the same ones first" in match.text
 
 
 def test_an_abort_is_asked_for_and_ends_it(told: Any) -> None:
-    way = _way.way(told[1], "aborted")
+    way = follow(told[1], "aborted")
     assert [m.kind for m in way.moments if m.kind in ("abort", "ends")] == ["abort", "ends"]
     assert way.state_text == "aborted"
 

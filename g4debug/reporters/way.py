@@ -110,7 +110,7 @@ def _several(request: str) -> bool:
     return word == "requests" and number.isdecimal()
 
 
-def way(record: TrapRecord, rid: str, everything: bool = False) -> Way:
+def follow(record: TrapRecord, rid: str, everything: bool = False) -> Way:
     """everything: each chunk and each page event has a line."""
     return _Trace(record, rid, everything).way()
 
@@ -158,8 +158,9 @@ class _Trace:
         moments.sort(key=lambda m: m.first)  # it has added some
         found.moments = moments if self.everything else list(_folded(moments))
         self._state()
-        if self.record.finding.location.request == self.rid and self.record.finding.kind != "asked":
-            found.finding = self.record.finding.headline
+        finding = self.record.finding
+        if finding.location.request == self.rid and finding.check != "flight-recorder":
+            found.finding = finding.headline
         found.unknown = list(self._unknown())
         return found
 
@@ -186,7 +187,7 @@ class _Trace:
             elif event.kind == "chunk":
                 if before is not None and before.kind != "chunk":
                     chunks = 0
-                    yield self._match(event, before, recording, number)
+                    yield from self._match(event, before, recording, number)
                 chunks += 1
                 whole = event.end >= event.tokens
                 length = event.end - event.begin
@@ -246,26 +247,32 @@ class _Trace:
         waits: RequestEvent,
         recording: tapes.Recording | None,
         number: int,
-    ) -> Moment:
+    ) -> Iterator[Moment]:
         """How long it waited, how much of it was in the prefix cache, and whose that was."""
-        if self.found.matched < 0 and self.arrival is not None:
-            self.found.matched = chunk.begin
-        text = "nothing of it was in the prefix cache"
-        if chunk.begin:
-            pages = f" ({_pages(chunk.begin // self.page)})" if self.page else ""
-            text = f"{chunk.begin:,} tokens{pages} were in the prefix cache"
-            text += self._whose(chunk, recording, number)
+        words = []
         seconds = (chunk.time_ns - waits.time_ns) / 1e9
         self.found.waited += seconds
         if seconds >= WAITED:
             steps = counted(chunk.step - waits.step, "step")
-            text = f"scheduled, after it waited for {duration(seconds)} ({steps}); {text}"
-        return Moment(chunk.step, chunk.step, self._at(chunk.time_ns), "match", text)
+            words.append(f"scheduled, after it waited for {duration(seconds)} ({steps})")
+        if chunk.begin:
+            pages = f" ({_pages(chunk.begin // self.page)})" if self.page else ""
+            words.append(f"{chunk.begin:,} tokens{pages} were in the prefix cache")
+            words += self._whose(chunk, recording, number)
+        elif self.record.arguments.get("disable_radix_cache") is not True:
+            words.append("nothing of it was in the prefix cache")
+        if self.found.matched < 0 and waits is self.arrival:
+            self.found.matched = chunk.begin
+        if words:
+            at = self._at(chunk.time_ns)
+            yield Moment(chunk.step, chunk.step, at, "match", "; ".join(words))
 
-    def _whose(self, chunk: RequestEvent, recording: tapes.Recording | None, number: int) -> str:
+    def _whose(
+        self, chunk: RequestEvent, recording: tapes.Recording | None, number: int
+    ) -> list[str]:
         """Which requests on the tape began with the same tokens, by the hashes of their pages."""
         if recording is None or number not in recording.requests:
-            return ""
+            return []
         page, firsts = recording.page, recording.firsts
         mine = recording.requests[number]
         wanted = tapes.hash_bytes(page, min(chunk.begin, mine.prompt) // page * page, 0, firsts)
@@ -278,10 +285,10 @@ class _Trace:
                 same.append(names.get(other.id, f"no. {other.id} of this process"))
         if same:
             more = f", and then {len(same) - 1} more" if len(same) > 1 else ""
-            return f"; request {same[0]} had the same ones first{more}"
+            return [f"request {same[0]} had the same ones first{more}"]
         if recording.begins.requests:
-            return "; who had the same ones first came before the tape begins"
-        return ""
+            return ["who had the same ones first came before the tape begins"]
+        return []
 
     def _recording(self) -> tuple[tapes.Recording | None, int]:
         """The tape, and the number that the request has there."""
