@@ -227,7 +227,7 @@ class _Trace:
         whole = bool(self.record.steps) and self.record.steps[0].step <= first
         if not seen and (whole or until is None):
             return
-        if whole:
+        if whole or until is None:
             last = seen[-1].step
         got = "" if until is None else f", up to {until.output:,} tokens of output"
         took = "" if until is None else f" in {duration((until.time_ns - begun.time_ns) / 1e9)}"
@@ -427,15 +427,23 @@ class _Trace:
         elif self.arrival is not None and last is not None and last.kind == "abort" and not chunk:
             found.state, found.state_text = "ended", "aborted while it waited"
             found.held = Held(0, 0 if self._hybrid() else -1)
+        elif last is not None and last.kind in ("arrives", "retracted") and not self._told_now():
+            found.state, again = "waiting", " again" * (last.kind == "retracted")
+            found.state_text = f"waiting, as it had not been scheduled{again}"
+            found.held = Held(0, 0 if self._hybrid() else -1)
         else:
             self._state_by_steps()
+
+    def _told_now(self) -> bool:
+        """True if the dump says where requests were when it was made: a black box does not."""
+        return any(e.kind in NOW for e in self.record.requests)
 
     def _state_by_steps(self) -> None:
         """Without an event that says where it is now."""
         found, steps = self.found, self.record.steps
         if not self.steps:
             found.state_text = "where it was when the dump was made is not known"
-            if any(e.kind in NOW for e in self.record.requests):
+            if self._told_now():
                 found.state_text = "in no queue or batch of SGLang's when the dump was made"
             return
         last = self.steps[-1]
@@ -469,7 +477,7 @@ class _Trace:
         if not record.requests and not record.requests_lost:
             steps = _range(record.steps)
             yield (
-                "This dump has no request events (a black box, an older dump and G4DEBUG_TAPE=0 "
+                "This dump has no request events (an older dump and a server with G4DEBUG_TAPE=0 "
                 "have none): arrival, prefix match, retractions and the end are not known, only "
                 f"what the steps {steps} show. {live}"
             )

@@ -142,7 +142,7 @@ def test_without_a_ledger_its_pages_are_not_known(
     assert "holds 3 full and 2 SWA pages" in text, "that is known without one"
 
 
-def test_a_black_box_tells_what_the_steps_tell(
+def test_without_request_events_it_tells_what_the_steps_tell(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cut = DECODES + DECODES  # longer than what a black box has of it in an event
@@ -159,6 +159,18 @@ def test_a_black_box_tells_what_the_steps_tell(
     assert "100-118 19 steps of decode, from 100 to 118 tokens" in text
     assert "This dump has no request events" in text
     assert "g4debug doctor --pid PID --request RID" in text
+
+
+def test_a_black_box_does_not_say_where_requests_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = requests_record()
+    events = tuple(e for e in record.requests if e.kind not in ("waits", "runs"))
+    path = saved(tmp_path, dataclasses.replace(record, requests=events))
+    assert f"request {WAITS}: waiting, as it had not been scheduled" in run(capsys, WAITS, path)
+    text = run(capsys, DECODES, path, "--width", 120)
+    assert f"request {DECODES}: in decode in the last step, 118" in text
+    assert "32-118 decoded took full pages 41-42" in text
 
 
 def test_it_opens_an_older_dump(capsys: pytest.CaptureFixture[str]) -> None:

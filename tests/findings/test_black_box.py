@@ -19,6 +19,7 @@ from g4debug.findings import black_box
 from g4debug.findings.black_box import (
     BLOBS,
     EVENTS,
+    NOTES,
     REQUESTS,
     STEPS,
     TOTAL_BYTES,
@@ -26,7 +27,7 @@ from g4debug.findings.black_box import (
     BoxError,
     Owner,
 )
-from g4debug.findings.record import PageEvent
+from g4debug.findings.record import PageEvent, RequestEvent
 
 OWNER = Owner(os.getpid(), 7, 8, 9, "node7", "auto-1", "/tmp/dumps")
 SEEDS = 60
@@ -108,6 +109,18 @@ def test_what_is_written_is_read_back(box):
     assert found.blobs == {"about": b'{"a": 1}'}
 
 
+def test_events_of_requests_are_read_back(box):
+    more = {"begin": 64, "end": 128, "tokens": 1 << 40, "note": "é" * 999}
+    for n in range(1, NOTES + 4):
+        box.note(n, 10**18 + n, f"r{n}", "chunk", more)
+    found = read(box)
+    assert (len(found.notes), found.lost) == (NOTES, 3)
+    last = RequestEvent(**found.notes[-1])
+    assert (last.step, last.request, last.kind) == (NOTES + 3, f"r{NOTES + 3}", "chunk")
+    assert (last.time_ns, last.begin, last.end) == (10**18 + NOTES + 3, 64, 128)
+    assert (last.tokens, last.number, last.note) == ((1 << 31) - 1, -1, "é" * 72)
+
+
 def test_a_step_after_a_dump_makes_it_count_no_more(box):
     box.step(step(1))
     box.left("/tmp/dump")
@@ -181,12 +194,13 @@ def test_bytes_from_anybody_are_bounded(box):
         assert time.perf_counter() - begin < 5
         assert len(found.steps) <= STEPS
         assert len(found.events) <= EVENTS
+        assert len(found.notes) <= NOTES
         assert all(len(s["rids"]) <= REQUESTS for s in found.steps)
         assert all(len(s["rows"]) <= REQUESTS for s in found.steps)
         assert all(len(blob) <= BLOBS[name] for name, blob in found.blobs.items())
 
 
-@pytest.mark.parametrize("data", [b"", b"g4debug-box 1\n", b"\0" * TOTAL_BYTES, b"g4debug-box 9\n"])
+@pytest.mark.parametrize("data", [b"", b"g4debug-box 2\n", b"\0" * TOTAL_BYTES, b"g4debug-box 9\n"])
 def test_what_is_no_box_is_refused(data):
     with pytest.raises(BoxError, match="not a black box"):
         black_box.content(data)
@@ -277,7 +291,7 @@ def test_a_child_that_lives_on_does_not_keep_the_box_alive(tmp_path):
 
 def test_other_files_are_no_boxes(tmp_path):
     name = tmp_path / black_box.PREFIX
-    name.with_name(f"{name.name}short").write_bytes(b"g4debug-box 1\n")
+    name.with_name(f"{name.name}short").write_bytes(b"g4debug-box 2\n")
     name.with_name(f"{name.name}zero").write_bytes(b"\0" * TOTAL_BYTES)
     name.with_name(f"{name.name}folder").mkdir()
     name.with_name(f"{name.name}link").symlink_to("/dev/zero")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from g4debug.findings.record import RequestEvent
@@ -47,6 +48,7 @@ class RequestEvents:
         self.kept: deque[tuple[int, int, str, str, dict[str, Any]]] = deque(maxlen=KEPT)
         self.count = 0  # all, with those that were dropped
         self.arrived = 0
+        self.also: Callable[[int, int, str, str, dict[str, Any]], None] | None = None  # gets each
 
     def install(self) -> None:
         context = self.context
@@ -102,7 +104,10 @@ class RequestEvents:
 
     def _keep(self, rid: str, kind: str, **more: Any) -> None:
         self.count += 1
-        self.kept.append((self.recorder.event_step, time.time_ns(), rid, kind, more))
+        event = self.recorder.event_step, time.time_ns(), rid, kind, more
+        self.kept.append(event)
+        if self.also is not None:
+            self.also(*event)
 
     def events(self) -> tuple[tuple[RequestEvent, ...], int]:
         """The last events, oldest first, then where each request is now; and how many were lost.

@@ -94,7 +94,8 @@ class FlightRecorder:
             describer = context.trap.describe
             if isinstance(describer, Describer):
                 describer.tape = taping.tape
-            RequestEvents(context).install()  # they tell as much of requests as a tape
+            self.boxing.requests = RequestEvents(context)  # they tell as much as a tape
+            self.boxing.requests.install()
         context.on_exception("scheduler.init", self.on_init_exception, Order.LAST)
         context.on_exception(LOOP, self.on_loop_exception, Order.LAST)
         self.boxing.install()  # last, so that it is outermost
