@@ -449,7 +449,9 @@ class _Trace:
         last = self.steps[-1]
         if steps and last is steps[-1]:
             found.state = "prefill" if _extends(last) else "decode"
-            found.state_text = f"in {found.state} in the last step, {last.step}"
+            found.state_text = f"in {found.state} (last step: {last.step})"
+            if found.prompt >= 0:  # of the output all but the last token have KV
+                found.output = max(found.output, self._tokens(last) - found.prompt)
             at = last.rids.index(self.rid)
             allocated, evicted = (
                 column[at] if at < len(column) else -1 for column in (last.allocated, last.evicted)
@@ -504,7 +506,10 @@ class _Trace:
                 yield f"Page events are known from step {first} on; earlier ones were dropped"
         speculates = any(s.spec_info for s in self.steps)
         if speculates and self.found.verifies is None:
-            yield "Its accept lengths are not known: which request of the tape it is is not known"
+            lacks = "the dump does not say which request of the tape it is"
+            if record.tape is None:
+                lacks = "the dump has no tape"
+            yield f"Its accept lengths are not known: {lacks}"
 
 
 def behind(event: PageEvent) -> bool:

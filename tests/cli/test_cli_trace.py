@@ -154,7 +154,7 @@ def test_without_request_events_it_tells_what_the_steps_tell(
     pages = (PageEvent(99, "extend", "full", (7,), 1, cut[:40], "schedule_batch.py:1 f"),)
     record = dataclasses.replace(requests_record(), requests=(), steps=steps, allocator=pages)
     text = run(capsys, DECODES, saved(tmp_path, record), "--width", 200)
-    assert f"request {cut}: in decode in the last step, 118; holds 3 full and 2 SWA pages" in text
+    assert f"request {cut}: in decode (last step: 118); holds 3 full and 2 SWA pages" in text
     assert "99 prefill, up to token 96 took full page 7" in text
     assert "100-118 19 steps of decode, from 100 to 118 tokens" in text
     assert "This dump has no request events" in text
@@ -169,13 +169,14 @@ def test_a_black_box_does_not_say_where_requests_are(
     path = saved(tmp_path, dataclasses.replace(record, requests=events))
     assert f"request {WAITS}: waiting, as it had not been scheduled" in run(capsys, WAITS, path)
     text = run(capsys, DECODES, path, "--width", 120)
-    assert f"request {DECODES}: in decode in the last step, 118" in text
+    assert f"request {DECODES}: in decode (last step: 118)" in text
     assert "32-118 decoded took full pages 41-42" in text
+    assert "output 87" in text, "118 - 31, by the last step"
 
 
 def test_it_opens_an_older_dump(capsys: pytest.CaptureFixture[str]) -> None:
     text = run(capsys, "r5-267", H100 / "healthy-0.5.15.post1.pt", "--width", 200)
-    assert "request r5-267: in decode in the last step, 576; holds 16 full and 16 SWA" in text
+    assert "request r5-267: in decode (last step: 576); holds 16 full and 16 SWA" in text
 
 
 @pytest.mark.parametrize("width", [40, 80, 120])
