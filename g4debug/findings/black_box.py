@@ -39,7 +39,7 @@ import stat
 import struct
 import zlib
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,9 +77,8 @@ _RIDS_AT = _COLUMNS_AT + 5 * REQUESTS * 4
 # Of an event, behind its number: step, count, eight pages, how many these are, stopped; five texts.
 _EVENT = struct.Struct("<qq8qBB12s6s40s64s38s")
 # Of a note, behind its number: step, time; ``NUMBERS``; three texts.
-_NOTE = struct.Struct("<qq8i12s128s144s")
+_NOTE = struct.Struct("<qq8q12s128s144s")
 NUMBERS = ("begin", "end", "tokens", "output", "longest", "number", "allocated", "evicted")
-_MOST = (1 << 31) - 1
 
 
 def _places() -> tuple[dict[str, int], int, int, int, int]:
@@ -219,10 +218,9 @@ class BlackBox:
         )
         _NUMBER.pack_into(box, place, self._events)
 
-    def note(
-        self, step: int, time_ns: int, request: str, kind: str, more: Mapping[str, Any]
-    ) -> None:
+    def note(self, event: tuple[Any, ...]) -> None:
         """Write an event of a request: the fields of a RequestEvent."""
+        step, time_ns, request, kind, *numbers, note = event
         self._notes += 1
         box, place = self._map, _NOTES_AT + self._notes % NOTES * NOTE_BYTES
         _NUMBER.pack_into(box, place, 0)
@@ -231,10 +229,10 @@ class BlackBox:
             place + 8,
             step,
             time_ns,
-            *(min(more.get(name, -1), _MOST) for name in NUMBERS),
+            *numbers,
             self._name(kind),
             request.encode("utf-8", "replace"),
-            more.get("note", "").encode("utf-8", "replace"),
+            self._name(note),
         )
         _NUMBER.pack_into(box, place, self._notes)
 

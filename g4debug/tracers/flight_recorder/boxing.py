@@ -11,7 +11,7 @@ import dataclasses
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
@@ -169,14 +169,12 @@ class Boxing:
             except Exception as e:
                 self._off(e)
 
-    def note(
-        self, step: int, time_ns: int, request: str, kind: str, more: Mapping[str, Any]
-    ) -> None:
+    def note(self, event: tuple[Any, ...]) -> None:
         """Something happened to a request."""
         box = self.box
         if box is not None:
             try:
-                box.note(step, time_ns, request, kind, more)
+                box.note(event)
             except Exception as e:
                 self._off(e)
 

@@ -24,6 +24,7 @@ NUMBERED = ARRIVALS[0]  # those that are on the tape
 # Why a request was aborted may quote what the user has sent. That stands behind one of these.
 QUOTED = re.compile(r"[\\'\"`:={}\[\]<>]")
 LONGEST = 120
+LARGEST = 1 << 40  # whatever the user asks for
 HELD = {  # where SGLang holds requests: the path from its scheduler, and the name for a reader
     "waiting_queue": ("waits", "waiting queue"),
     "grammar_manager.grammar_queue": ("waits", "grammar queue"),
@@ -45,10 +46,10 @@ class RequestEvents:
     def __init__(self, context: Context) -> None:
         self.context, self.recorder = context, context.recorder
         # They become RequestEvents only if somebody reads them.
-        self.kept: deque[tuple[int, int, str, str, dict[str, Any]]] = deque(maxlen=KEPT)
+        self.kept: deque[tuple[Any, ...]] = deque(maxlen=KEPT)
         self.count = 0  # all, with those that were dropped
         self.arrived = 0
-        self.also: Callable[[int, int, str, str, dict[str, Any]], None] | None = None  # gets each
+        self.also: Callable[[tuple[Any, ...]], None] | None = None  # gets each event
 
     def install(self) -> None:
         context = self.context
@@ -76,7 +77,7 @@ class RequestEvents:
             str(message.rid),
             "arrives",
             tokens=len(message.input_ids or ()),
-            longest=-1 if longest is None else int(longest),
+            longest=-1 if longest is None else min(int(longest), LARGEST),
             number=self.arrived if kind == NUMBERED else -1,
         )
 
@@ -102,19 +103,34 @@ class RequestEvents:
         note = how(req.finished_reason) if ended else ""
         self._keep(str(req.rid), "ends" if ended else "retracted", **facts(req), note=note)
 
-    def _keep(self, rid: str, kind: str, **more: Any) -> None:
+    def _keep(
+        self,
+        rid: str,
+        kind: str,
+        begin: int = -1,
+        end: int = -1,
+        tokens: int = -1,
+        output: int = -1,
+        longest: int = -1,
+        number: int = -1,
+        allocated: int = -1,
+        evicted: int = -1,
+        note: str = "",
+    ) -> None:
         self.count += 1
-        event = self.recorder.event_step, time.time_ns(), rid, kind, more
+        at = self.recorder.event_step, time.time_ns()
+        more = begin, end, tokens, output, longest, number, allocated, evicted, note
+        event = *at, rid, kind, *more
         self.kept.append(event)
         if self.also is not None:
-            self.also(*event)
+            self.also(event)
 
     def events(self) -> tuple[tuple[RequestEvent, ...], int]:
         """The last events, oldest first, then where each request is now; and how many were lost.
 
         Another thread may ask.
         """
-        kept = [RequestEvent(*event[:4], **event[4]) for event in self.kept.copy()]
+        kept = [RequestEvent(*event) for event in self.kept.copy()]
         return (*kept, *self._now()), self.count - len(kept)
 
     def _now(self) -> list[RequestEvent]:
