@@ -183,7 +183,8 @@ class _Trace:
             if event.kind == "arrives":
                 self.found.prompt, self.found.longest = event.tokens, event.longest
                 longest = f", at most {event.longest:,} of output" if event.longest >= 0 else ""
-                text = f"arrived with a prompt of {event.tokens:,} tokens{longest}"
+                prompt = f" with a prompt of {event.tokens:,} tokens" if event.tokens >= 0 else ""
+                text = f"arrived{prompt}{longest}"
             elif event.kind == "chunk":
                 if before is not None and before.kind != "chunk":
                     chunks = 0

@@ -73,19 +73,19 @@ class RequestEvents:
     def _arrives(self, message: Any, kind: str) -> None:
         self.arrived += kind == NUMBERED
         longest = getattr(message.sampling_params, "max_new_tokens", None)
+        prompt = message.input_ids  # None where embeddings stand in their place
         self._keep(
             str(message.rid),
             "arrives",
-            tokens=len(message.input_ids or ()),
+            tokens=-1 if prompt is None else len(prompt),
             longest=-1 if longest is None else min(int(longest), LARGEST),
             number=self.arrived if kind == NUMBERED else -1,
         )
 
     def chunks(self, result: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
         """A batch was prepared that computes a chunk of each of its requests."""
-        for req, begin, length in zip(
-            batch.reqs, batch.prefix_lens, batch.extend_lens, strict=True
-        ):
+        found = zip(batch.reqs, batch.prefix_lens, batch.extend_lens, strict=False)
+        for req, begin, length in found:
             got = len(req.output_ids)
             self._keep(
                 str(req.rid),
