@@ -26,7 +26,7 @@ def fetch(pid: int, target: Path) -> str:
     if others:
         pids = ", ".join(f"{p.pid} ({p.rank})" for p in schedulers)
         raise CliError(f"these schedulers decide for themselves: {pids}; say which by --pid")
-    path = _dump_of(first.pid)
+    path = dump_of(first.pid)
     try:
         tape = reading.read(path).tape
         shutil.copyfile(path, target)
@@ -41,7 +41,7 @@ def fetch(pid: int, target: Path) -> str:
     )
 
 
-def _dump_of(pid: int) -> Path:
+def dump_of(pid: int) -> Path:
     """Ask for a dump, and wait until it is there."""
     question = secrets.token_bytes(ASKED_BYTES)
     try:

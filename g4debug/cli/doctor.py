@@ -16,7 +16,8 @@ or off, its hooks do not run, the event loop is stuck, or no scheduler shows a
 status. It is 2 if there is no such process.
 
 With --pid and --tape FILE it makes the scheduler write a dump without a finding,
-whose tape can be replayed, and moves it to FILE.
+whose tape can be replayed, and moves it to FILE. With --pid and --request RID it
+shows that request's way by such a dump, as g4debug trace does.
 """
 
 from __future__ import annotations
@@ -42,6 +43,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="with --pid: write the scheduler's tape into this file, a dump without a finding",
     )
     parser.add_argument(
+        "--request",
+        metavar="RID",
+        help="with --pid: follow one request from its arrival on; the beginning of its id will do",
+    )
+    parser.add_argument(
         "--canary",
         action=argparse.BooleanOptionalAction,
         help="also fire a fault through each tracer and expect the finding and its dump "
@@ -53,8 +59,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.pid is not None:
         return _running(args)
-    if args.tape is not None:
-        raise CliError("--tape is of a running server: say which by --pid")
+    for option in ("tape", "request"):
+        if getattr(args, option) is not None:
+            raise CliError(f"--{option} is of a running server: say which by --pid")
     from g4debug.cli._diagnose import diagnose
     from g4debug.reporters import doctor
 
@@ -84,6 +91,11 @@ def _running(args: argparse.Namespace) -> int:
         from g4debug.cli._tape import fetch
 
         print(fetch(args.pid, args.tape))
+        return 0
+    if args.request is not None:
+        from g4debug.cli._request import follow
+
+        follow(args.pid, args.request, args)
         return 0
     server = look(args.pid)
     present(running, server, args)

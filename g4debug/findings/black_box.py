@@ -1,10 +1,11 @@
 """The black box: what a dump is made of, in a file that outlives a scheduler that is killed.
 
-A scheduler writes its last steps, the allocators' last events and what was checked into a file of
-``/dev/shm``, in place, as they happen. After SIGKILL, a crash in a library or the OOM killer,
-another process makes a dump of it (:mod:`g4debug.tracers.flight_recorder.box_dumps`). The file lies
-in memory, because a write to a mapped file on a disk may have to wait for that disk. All of it is
-reserved when it is made: otherwise a full ``/dev/shm`` would kill the scheduler with SIGBUS.
+A scheduler writes its last steps, the allocators' and the requests' last events and what was
+checked into a file of ``/dev/shm``, in place, as they happen. After SIGKILL, a crash in a library
+or the OOM killer, another process makes a dump of it
+(:mod:`g4debug.tracers.flight_recorder.box_dumps`). The file lies in memory, because a write to a
+mapped file on a disk may have to wait for that disk. All of it is reserved when it is made:
+otherwise a full ``/dev/shm`` would kill the scheduler with SIGBUS.
 
 The layout is fixed, and nothing in the file says how long anything is, except within a record,
 where it is bounded. Integers are little-endian.
@@ -16,9 +17,11 @@ where it is bounded. Integers are little-endian.
 | blobs | ``about`` and ``status``, each twice: number, length, CRC-32, bytes |
 | steps | ``STEPS`` records; record n is at n modulo ``STEPS`` |
 | events | ``EVENTS`` records, the same |
+| notes | ``NOTES`` records, the same: the events of requests |
 
-A step and an event have a number, which is 0 while they are written. A blob is written beside its
-last version. So whatever is half written when the process dies is left out, and nothing else is.
+A step, an event and a note have a number, which is 0 while they are written. A blob is written
+beside its last version. So whatever is half written when the process dies is left out, and nothing
+else is.
 
 A living process holds a lock on its file (``flock``). So a file without one is of a dead process,
 whatever process has its number now, and also if it lived in another container. This module imports
@@ -50,6 +53,7 @@ PREFIX = "g4debug-box-"
 MAGIC = b"g4debug-box 2\n"  # another layout gets another magic
 STEPS, STEP_BYTES = 64, 16 << 10
 EVENTS, EVENT_BYTES = 256, 256
+NOTES, NOTE_BYTES = 512, 384
 REQUESTS = 256  # of a step that are kept
 RIDS_BYTES = 10 << 10  # of all of them together
 BLOBS = {"about": 160 << 10, "status": 64 << 10}  # name -> bytes, at most
@@ -70,20 +74,26 @@ _RIDS = struct.Struct("<I")
 _SHOWN = 8
 _EVENTS_OF = [struct.Struct(f"<qqBB160s{shown}q") for shown in range(_SHOWN + 1)]
 _TEXTS = struct.Struct("<12s6s40s64s38s")  # kind, pool, request, caller and note
+# Of a note, behind its number: step, time; ``NUMBERS``; three texts.
+_NOTE = struct.Struct("<qq8q12s128s144s")
+NUMBERS = ("begin", "end", "tokens", "output", "longest", "number", "allocated", "evicted")
 
 
-def _places() -> tuple[dict[str, int], int, int, int]:
-    """Where the blobs, the steps and the events begin, and the size of the file. All in bytes."""
+def _places() -> tuple[dict[str, int], int, int, int, int]:
+    """Where blobs, steps, events and notes begin, and the size of the file. All in bytes."""
     at, blobs = _PAGE, {}
     for name, size in BLOBS.items():
         blobs[name] = at
         at += 2 * (_PAGE + size)
-    return blobs, at, at + STEPS * STEP_BYTES, at + STEPS * STEP_BYTES + EVENTS * EVENT_BYTES
+    events = at + STEPS * STEP_BYTES
+    notes = events + EVENTS * EVENT_BYTES
+    return blobs, at, events, notes, notes + NOTES * NOTE_BYTES
 
 
-_BLOBS_AT, _STEPS_AT, _EVENTS_AT, TOTAL_BYTES = _places()
+_BLOBS_AT, _STEPS_AT, _EVENTS_AT, _NOTES_AT, TOTAL_BYTES = _places()
 assert _RIDS_AT + _RIDS.size + RIDS_BYTES <= STEP_BYTES
 assert 8 + _EVENTS_OF[_SHOWN].size <= EVENT_BYTES
+assert 8 + _NOTE.size <= NOTE_BYTES
 assert _MARKS_AT + _MARK.size + _DUMP.size <= _PAGE
 
 
@@ -128,7 +138,7 @@ class BlackBox:
             self.remove()
             raise BoxError(f"it cannot be made in {folder} ({e.strerror})") from e
         self._versions = dict.fromkeys(BLOBS, 0)
-        self._steps = self._events = 0
+        self._steps = self._events = self._notes = 0
         self._rids: list[str] = []
         self._packed = b""
         self._texts: dict[tuple[str, ...], bytes] = {}
@@ -168,6 +178,17 @@ class BlackBox:
         _EVENTS_OF[shown].pack_into(
             self._map, place + 8, event.step, event.count, shown, event.stopped, texts, *pages
         )
+        numbers[place >> 3] = number
+
+    def note(self, event: tuple[Any, ...]) -> None:
+        """Write an event of a request: the fields of a RequestEvent."""
+        step, time_ns, request, kind, *of, note = event
+        self._notes = number = self._notes + 1
+        place = _NOTES_AT + number % NOTES * NOTE_BYTES
+        texts = (text.encode("utf-8", "replace") for text in (kind, request, note))
+        numbers = self._numbers
+        numbers[place >> 3] = 0
+        _NOTE.pack_into(self._map, place + 8, step, time_ns, *of, *texts)
         numbers[place >> 3] = number
 
     def write(self, name: str, data: bytes) -> None:
@@ -230,10 +251,12 @@ def _pack_rids(rids: list[str]) -> bytes:
 
 @dataclass(frozen=True)
 class Content:
-    """What a box holds. Steps and events are oldest first, as plain values of the dump's classes.
+    """What a box holds. Steps, events and notes are oldest first, as plain values of the dump's
+    classes.
 
     returned: the step whose call has returned last. dump: the one that the process has left of its
-    end. cut: how many requests the largest step had, if that is more than are kept, else 0.
+    end. cut: how many requests the largest step had, if that is more than are kept, else 0. lost:
+    how many notes were before those that are kept.
     """
 
     owner: Owner
@@ -243,6 +266,8 @@ class Content:
     steps: list[dict[str, Any]]
     events: list[dict[str, Any]]
     cut: int
+    notes: list[dict[str, Any]]
+    lost: int
 
 
 def content(data: bytes) -> Content:
@@ -255,6 +280,7 @@ def content(data: bytes) -> Content:
     blobs = {name: blob for name in BLOBS if (blob := _blob(data, name)) is not None}
     newest, steps = _records(data, _STEPS_AT, STEPS, STEP_BYTES, _read_step)
     _, events = _records(data, _EVENTS_AT, EVENTS, EVENT_BYTES, _read_event)
+    noted, notes = _records(data, _NOTES_AT, NOTES, NOTE_BYTES, _read_note)
     left_at, dump = _DUMP.unpack_from(data, _MARKS_AT + _MARK.size)
     most = max((step.pop("count") for step in steps), default=0)
     return Content(
@@ -265,6 +291,8 @@ def content(data: bytes) -> Content:
         steps=steps,
         events=events,
         cut=most if most > REQUESTS else 0,
+        notes=notes,
+        lost=noted - len(notes),
     )
 
 
@@ -327,6 +355,20 @@ def _read_event(data: bytes, at: int) -> dict[str, Any]:
         "caller": caller,
         "note": note,
         "stopped": bool(stopped),
+    }
+
+
+def _read_note(data: bytes, at: int) -> dict[str, Any]:
+    step, time_ns, *numbers = _NOTE.unpack_from(data, at)
+    kind, request, note = map(_text, numbers[len(NUMBERS) :])
+    known = dict(zip(NUMBERS, numbers, strict=False))
+    return {
+        "step": step,
+        "time_ns": time_ns,
+        "request": request,
+        "kind": kind,
+        **known,
+        "note": note,
     }
 
 

@@ -162,6 +162,29 @@ class Step:
 
 
 @dataclass(frozen=True)
+class RequestEvent:
+    """One event in the life of a request. A number that is not known, or that it lacks, is -1.
+
+    A chunk is a part of its tokens that one step computes; what lies before its first chunk was
+    found in the prefix cache. "waits" and "runs" say where it was when the dump was made.
+    """
+
+    step: int  # as of a PageEvent
+    time_ns: int  # Unix time
+    request: str  # rid; of an "abort" the beginning of those that are meant, '' for all
+    kind: str  # "arrives", "chunk", "retracted", "abort", "ends", "waits" or "runs"
+    begin: int = -1  # of a chunk: its first token
+    end: int = -1  # of a chunk: the token behind its last one
+    tokens: int = -1  # of prompt and output together
+    output: int = -1  # tokens that it has got
+    longest: int = -1  # of an arrival: max_new_tokens
+    number: int = -1  # of an arrival: which request of this process it is, from 1, as on the tape
+    allocated: int = -1  # tokens of its row that have a KV slot; of an end, just before
+    evicted: int = -1  # tokens from the row's beginning whose SWA pages were evicted
+    note: str = ""  # how it ended, or where it waits
+
+
+@dataclass(frozen=True)
 class PageEvent:
     """One event of an allocator: what happened to which pages, when, for whom, and who called.
 
@@ -333,4 +356,6 @@ class TrapRecord:
     tape: Tape | None = None  # None: nothing is on it, or G4DEBUG_TAPE=0
     memory: MemoryMap | None = None  # None: not made yet, or by an older g4debug
     autopsy: Autopsy | None = None  # of the CUDA core dump, if there was one
+    requests: tuple[RequestEvent, ...] = ()  # the last events of all requests, oldest first
+    requests_lost: int = 0  # so many were before them
     schema: int = SCHEMA

@@ -90,7 +90,7 @@ class StatusPublisher:
             return
         self._asked = asked
         snapshot = self.status.snapshot
-        path, problem = ("", "no tracer keeps a tape") if snapshot is None else snapshot()
+        path, problem = ("", "the flight recorder is not armed") if snapshot is None else snapshot()
         self._answer = {"asked": asked.hex(), "dump": path, "no_dump": problem}
 
     def _content(self, now: float) -> dict[str, Any]:

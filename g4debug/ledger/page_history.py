@@ -14,7 +14,7 @@ from g4debug.ledger.index_transport import IndexTransport
 
 KEPT = 16_384  # events kept of all pages together
 SHOWN = 8  # pages named in an event
-TAIL = 256  # last events of all pages that go into a dump
+TAIL = 2048  # last events of all pages that go into a dump: some 50 ms to write
 GIVES = ("extend", "decode", "alloc")  # events by which a page gets a holder
 TAKES = ("free", "evict", "clear")  # and by which it loses it
 logger = logging.getLogger("g4debug")

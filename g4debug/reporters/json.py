@@ -18,6 +18,7 @@ def render(record: TrapRecord, stream: IO[str]) -> None:
     plain = to_plain(record)
     if plain["tape"] is not None:
         del plain["tape"]["events"]  # megabytes, which only g4debug reads
+    del plain["requests"], plain["requests_lost"]  # more of each request than a report needs
     write(plain, stream)
 
 

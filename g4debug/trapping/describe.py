@@ -20,6 +20,7 @@ from g4debug.findings.record import (
     OtherHook,
     PageEvent,
     Plain,
+    RequestEvent,
     Tape,
     TrapRecord,
 )
@@ -110,6 +111,8 @@ class Describer:
         self.schedules: list[list[str]] = []
         # The last events of all pages in the ledger, oldest first; () if there is no ledger.
         self.allocator_events: Callable[[], tuple[PageEvent, ...]] = tuple
+        # The last events of all requests, oldest first, and how many were before them.
+        self.request_events: Callable[[], tuple[tuple[RequestEvent, ...], int]] = lambda: ((), 0)
         self.plugins: dict[str, str] = {}  # SGLang's plugins: name -> "allowed: where"
         # Looks at our hooks, so that the status is true, and lists who else is at our sites.
         self.look: Callable[[], tuple[OtherHook, ...]] = tuple
@@ -135,6 +138,7 @@ class Describer:
         to make of what is kept.
         """
         others = self.look()
+        requests = _optional("request events", self.request_events) if history else None
         different, same = sanitise.arguments(getattr(self.recorder.scheduler, "server_args", None))
         return TrapRecord(
             finding=located(finding, self.recorder),
@@ -155,6 +159,8 @@ class Describer:
             others=others,
             tape=_optional("tape", self.tape) if history else None,
             memory=_optional("memory map", self.memory),
+            requests=requests[0] if requests else (),
+            requests_lost=requests[1] if requests else 0,
             **vars(evidence),
         )
 

@@ -228,6 +228,8 @@ def _cut(record: TrapRecord, rows: int, columns: int, steps: int) -> TrapRecord:
         transitions=record.transitions[-steps:],
         holdings=record.holdings[:steps],
         allocator=record.allocator[-steps:],
+        requests=record.requests[-steps:],
+        requests_lost=record.requests_lost + len(record.requests[:-steps]),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import random
 import signal
@@ -19,6 +20,7 @@ from g4debug.findings import black_box
 from g4debug.findings.black_box import (
     BLOBS,
     EVENTS,
+    NOTES,
     REQUESTS,
     STEPS,
     TOTAL_BYTES,
@@ -26,7 +28,7 @@ from g4debug.findings.black_box import (
     BoxError,
     Owner,
 )
-from g4debug.findings.record import PageEvent
+from g4debug.findings.record import PageEvent, RequestEvent
 
 OWNER = Owner(os.getpid(), 7, 8, 9, "node7", "auto-1", "/tmp/dumps")
 SEEDS = 60
@@ -106,6 +108,18 @@ def test_what_is_written_is_read_back(box):
         100, "extend", "full", (1, 2, 3), 20, "r", "x.py:1 f", "note", True
     )
     assert found.blobs == {"about": b'{"a": 1}'}
+
+
+def test_events_of_requests_are_read_back(box):
+    def event(n):
+        return RequestEvent(n, 10**18 + n, f"r{n}", "chunk", 64, 128, 300, 9, note="é" * 99)
+
+    for n in range(1, NOTES + 4):
+        box.note(tuple(vars(event(n)).values()))
+    found = read(box)
+    assert (len(found.notes), found.lost) == (NOTES, 3)
+    last = dataclasses.replace(event(NOTES + 3), note="é" * 72)  # 144 bytes
+    assert RequestEvent(**found.notes[-1]) == last
 
 
 def test_a_step_after_a_dump_makes_it_count_no_more(box):
@@ -191,6 +205,7 @@ def test_bytes_from_anybody_are_bounded(box):
         assert time.perf_counter() - begin < 5
         assert len(found.steps) <= STEPS
         assert len(found.events) <= EVENTS
+        assert len(found.notes) <= NOTES
         assert all(len(s["rids"]) <= REQUESTS for s in found.steps)
         assert all(len(s["rows"]) <= REQUESTS for s in found.steps)
         assert all(len(blob) <= BLOBS[name] for name, blob in found.blobs.items())

@@ -147,7 +147,7 @@ def test_a_dump_that_is_asked_for_is_written_once():
         question = b"1" * ASKED_BYTES
         ask(os.getpid(), question)
         publisher.tell(0.0)
-        assert read(os.getpid())["no_dump"] == "no tracer keeps a tape"
+        assert read(os.getpid())["no_dump"] == "the flight recorder is not armed"
         status.snapshot = snapshot
         ask(os.getpid(), b"2" * ASKED_BYTES)
         for _ in range(3):

@@ -17,6 +17,7 @@ from g4debug.findings.record import (
     Lookup,
     OtherHook,
     Pool,
+    RequestEvent,
     Step,
     Table,
     Tape,
@@ -164,6 +165,16 @@ autopsies = st.builds(
     history=st.lists(TEXT, max_size=3).map(tuple),
     notes=st.lists(TEXT, max_size=3).map(tuple),
 )
+requests = st.builds(
+    RequestEvent,
+    step=st.integers(),
+    time_ns=st.integers(),
+    request=TEXT,
+    kind=TEXT,
+    begin=st.integers(),
+    number=st.integers(),
+    note=TEXT,
+)
 records = st.builds(
     TrapRecord,
     finding=findings,
@@ -178,6 +189,8 @@ records = st.builds(
     pools=st.lists(pools, max_size=3).map(tuple),
     table=st.none() | tables(),
     steps=st.lists(steps, max_size=3).map(tuple),
+    requests=st.lists(requests, max_size=3).map(tuple),
+    requests_lost=st.integers(),
     asserts=st.lists(asserts, max_size=2).map(tuple),
     lookups=st.lists(lookups, max_size=2).map(tuple),
     tape=st.none() | tapes(),

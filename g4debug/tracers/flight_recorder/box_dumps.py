@@ -119,6 +119,8 @@ def record_of(content: Content, maker: Maker) -> TrapRecord:
             "tracers": status.get("tracers", []),
             "steps": content.steps,
             "allocator": content.events,
+            "requests": content.notes,
+            "requests_lost": content.lost,
             "launch": content.owner.launch,
         }
         record = from_plain(payload)

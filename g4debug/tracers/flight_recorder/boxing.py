@@ -24,6 +24,7 @@ from g4debug.findings.record import Evidence, Location, PageEvent
 from g4debug.hooking.hooks import Order
 from g4debug.tracers.base import Context
 from g4debug.tracers.flight_recorder.completed_steps import Waited
+from g4debug.tracers.flight_recorder.request_events import RequestEvents
 from g4debug.trapping.describe import Describer
 
 LIMIT = "a scheduler that is killed leaves no dump"
@@ -31,7 +32,7 @@ STATUS_NS = 10**9  # between two notes of what was checked
 # What a dump has that changes from step to step, that a finding brings, or that is not plain.
 ELSEWHERE = (
     "finding", "created", "tracers", "table", "steps", "events", "transitions", "holdings",
-    "allocator", "asserts", "lookups", "tape", "kind",
+    "allocator", "asserts", "lookups", "tape", "requests", "requests_lost", "kind",
 )  # fmt: skip
 
 
@@ -42,6 +43,7 @@ class Boxing:
         self.context, self.waited, self.earlier = context, waited, earlier
         self.recorder = context.recorder
         self.box: BlackBox | None = None
+        self.requests: RequestEvents | None = None  # if they are kept
         self._due = 0
         # The last step that was finished, and the last of which the checks were read.
         # Each with the replays up to it.
@@ -89,6 +91,8 @@ class Boxing:
             self._off(e)
             return
         self.recorder.also = self.step
+        if self.requests is not None:
+            self.requests.also = self.note
         context.trap.left = self.left
         if context.ledger is not None:
             context.ledger.log.also = self.event
@@ -162,6 +166,15 @@ class Boxing:
         if box is not None:
             try:
                 box.event(event)
+            except Exception as e:
+                self._off(e)
+
+    def note(self, event: tuple[Any, ...]) -> None:
+        """Something happened to a request."""
+        box = self.box
+        if box is not None:
+            try:
+                box.note(event)
             except Exception as e:
                 self._off(e)
 

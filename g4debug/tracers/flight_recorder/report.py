@@ -242,14 +242,14 @@ def of_other_rank(first: Seat, error: BaseException | None, context: Context) ->
 
 
 def of_asking(context: Context) -> Finding:
-    """The finding for a dump that somebody asked for, to get a running scheduler's tape."""
+    """The finding for a dump that somebody asked for: for its tape, or to follow a request."""
     record = KINDS["asked"]
     return record.finding(
         site="scheduler.run_event_loop",
         headline=f"g4debug: {CHECK} in {_phase('', context)}: the tape was asked for",
         location=_location(context),
         expected="nothing: this is no finding",
-        got="somebody asked, by doctor's --tape",
+        got="somebody asked, by doctor's --tape or --request",
         cause=earlier(context) or "nothing is wrong, as far as the tracers tell",
     )
 

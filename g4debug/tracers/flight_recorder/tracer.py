@@ -44,6 +44,7 @@ from g4debug.tracers.flight_recorder.completed_steps import Waited
 from g4debug.tracers.flight_recorder.coverage import Death, innocence
 from g4debug.tracers.flight_recorder.memory import MemoryWatch
 from g4debug.tracers.flight_recorder.progress import Hang, Progress
+from g4debug.tracers.flight_recorder.request_events import RequestEvents
 from g4debug.tracers.flight_recorder.sigterm import SigtermWatch
 from g4debug.tracers.flight_recorder.standing import Standing
 from g4debug.tracers.flight_recorder.stderr_capture import Printed
@@ -90,6 +91,7 @@ class FlightRecorder:
         context.before(LOOP, self.before_event_loop)
         context.after(LOOP, self.after_event_loop)
         context.before("scheduler.init", self.watch_others)
+        context.recorder.status.snapshot = self.snapshot
         # Order.LAST, to see if a tracer has made a TrapError of the exception.
         if context.settings.tape:
             taping = Taping(context)
@@ -97,7 +99,8 @@ class FlightRecorder:
             describer = context.trap.describe
             if isinstance(describer, Describer):
                 describer.tape = taping.tape
-            context.recorder.status.snapshot = self.snapshot
+            self.boxing.requests = RequestEvents(context)  # they tell as much as a tape
+            self.boxing.requests.install()
         context.on_exception("scheduler.init", self.on_init_exception, Order.LAST)
         context.on_exception(LOOP, self.on_loop_exception, Order.LAST)
         self.boxing.install()  # last, so that it is outermost
