@@ -162,6 +162,7 @@ def of_standing(hang: Hang, reasons: Sequence[Told], context: Context) -> Findin
         location=replace(_location(context), request=reasons[0][0].rid),
         expected=f"progress within {limit} s (G4DEBUG_HANG_SECONDS)",
         got="\n".join([f"no step for {hang.seconds:.0f} s", *_waiting(reasons)]),
+        owner=next(("; ".join(r.holders) for _, _, r in reasons if r and r.holders), ""),
         cause=_why(reasons, context),
         next_command=_watch(),
     )
@@ -182,6 +183,7 @@ def of_starved(steps: int, seconds: float, reasons: Sequence[Told], context: Con
         location=replace(_location(context), request=reasons[0][0].rid),
         expected=f"progress within {limit} steps (G4DEBUG_STARVED_STEPS)",
         got="\n".join(_waiting(reasons)),
+        owner=next(("; ".join(r.holders) for _, _, r in reasons if r and r.holders), ""),
         cause=_why(reasons, context),
         next_command=_watch(),
     )

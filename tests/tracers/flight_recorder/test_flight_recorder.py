@@ -433,6 +433,19 @@ def test_a_hang_is_dumped_once_before_sglangs_watchdog_kills(make, clock):
     assert "SGLang's watchdog kills the server after 100 s" in record.finding.got
 
 
+@pytest.mark.parametrize("name", ["cur_batch", "cur_batch_for_debug"])
+def test_weights_that_are_loaded_for_minutes_on_an_idle_server_are_no_hang(make, clock, name):
+    """SGLang's watchdog does not look then: there is no batch."""
+    context = make()
+    recorder = FlightRecorder(context)
+    args = SimpleNamespace(watchdog_timeout=100)
+    context.recorder.attach(scheduler(server_args=args, **{name: None}))
+    recorder.progress.came_round()
+    clock.now += 99
+    recorder.on_tick()
+    assert not context.settings.debug_dir.exists()
+
+
 def test_the_main_threads_place_is_read_from_another_thread():
     seen = []
     thread = threading.Thread(target=lambda: seen.extend(finding.main_thread()))
