@@ -7,16 +7,24 @@ import time
 from typing import Any
 
 from g4debug import discovery
+from g4debug.findings.kinds import KINDS
+from g4debug.findings.record import Finding
 
 COMPARES = "rank-divergence"  # ranks.py and tests/tracers/rank_divergence have two ranks
 # It makes no checks: it keeps steps, and its dump is of a server that died of something else.
 RECORDS = "flight-recorder"
+_STANDS = "The scheduler hangs"  # the entry of TRIAGE.md on servers that live and serve nobody
 PATIENCE = 10.0  # seconds; a scheduler shows its status once in a second
 
 
 def on_one_rank() -> tuple[str, ...]:
     """Every tracer that has something to do where there is one rank."""
     return tuple(t for t in discovery.names("tracer") if t != COMPARES)
+
+
+def says_it_stands(finding: Finding) -> bool:
+    """True of the flight recorder's findings on a server that lives: it stands, or one starves."""
+    return KINDS[finding.check][finding.kind].entry == _STANDS
 
 
 def shown(under: int | None = None) -> dict[str, dict[str, Any]]:
