@@ -29,6 +29,7 @@ VALID = {
     "G4DEBUG_HANG_SECONDS": ("2", "hang_seconds", 2),
     "G4DEBUG_CORE": (" keep ", "core", "keep"),
     "G4DEBUG_CPU": ("off", "cpu", False),
+    "G4DEBUG_STARVED_STEPS": ("0", "starved_steps", 0),
     "G4DEBUG_LEAK_STEPS": ("0", "leak_steps", 0),
     "G4DEBUG_MM_ENCODER_PERCENT": ("7", "mm_encoder_percent", 7),
     "G4DEBUG_YOCO_EAGER_ROWS": ("9", "yoco_eager_rows", 9),

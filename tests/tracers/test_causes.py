@@ -48,6 +48,9 @@ from g4debug.tracers.flight_recorder import box_dumps, lookups
 from g4debug.tracers.flight_recorder import report as flight_report
 from g4debug.tracers.flight_recorder.assert_evidence import Asserted
 from g4debug.tracers.flight_recorder.box_dumps import Maker
+from g4debug.tracers.flight_recorder.reasons import OWN_PREFIX, PARKED, Reason
+from g4debug.tracers.flight_recorder.waits import Wait
+from g4debug.tracers.flight_recorder.work import Place
 from g4debug.tracers.kv_allocator import causes as allocator_causes
 from g4debug.tracers.kv_allocator import check as allocator_check
 from g4debug.tracers.kv_integrity import causes as kv_causes
@@ -1157,7 +1160,7 @@ DATA = (
 
 
 def context(*reported: str) -> Any:
-    settings = SimpleNamespace(mode="log", hang_seconds=60)
+    settings = SimpleNamespace(mode="log", hang_seconds=60, starved_steps=9)
     trap = SimpleNamespace(reported=list(reported), doubted={})
     return SimpleNamespace(settings=settings, trap=trap, recorder=Recorder(4))
 
@@ -1175,6 +1178,25 @@ def died(arm: Any, text: str, *reported: str, asserted: Asserted | None = None) 
 def hung(arm: Any, *reported: str) -> Any:
     hang = SimpleNamespace(what="a step", seconds=90.0)
     return flight_report.of_hang(hang, "SIGTERM", context(*reported), True)
+
+
+@later
+def stands(arm: Any, verdict: str, like: str = "") -> Any:
+    """A loop that turns and serves nobody."""
+    hang = SimpleNamespace(what="the event loop runs", seconds=90.0)
+    reason = Reason("SWA pool: needs 2", verdict=verdict, like=like)
+    return flight_report.of_standing(hang, [(waiting(), 90.0, reason)], context())
+
+
+@later
+def starves(arm: Any, verdict: str = "", overtaken: bool = False) -> Any:
+    reason = Reason("SWA pool: needs 2", verdict=verdict)
+    return flight_report.of_starved(9, 90.0, [(waiting(overtaken), 90.0, reason)], context())
+
+
+def waiting(overtaken: bool = False) -> Wait:
+    request = SimpleNamespace(rid="r")
+    return Wait(request, Place.QUEUE, 0, 0.0, 0, overtaken=overtaken)
 
 
 @later
@@ -1224,6 +1246,10 @@ ENDS = (
     at_end("exception", NOBODY, died("boom")),
     at_end("hang", BEFORE, hung(EARLIER)),
     at_end("hang", NOBODY, hung()),
+    at_end("hang", "as sglang #36458", stands("A deadlock.", PARKED)),
+    at_end("hang", "as sglang #32379", stands("A deadlock.", OWN_PREFIX)),
+    at_end("starved", "requests that came later are served", starves(overtaken=True)),
+    at_end("starved", "requests run that may free it", starves("requests run that may free it.")),
     at_end("asked", BEFORE, asked(EARLIER)),
     at_end("asked", "nothing is wrong, as far as the tracers tell", asked()),
     at_end("other-rank", "its dump: /dumps/a.pt", other_rank("/dumps/a.pt")),

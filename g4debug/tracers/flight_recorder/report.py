@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 import sys
 import threading
@@ -41,7 +42,6 @@ SIGTERM = "g4debug.tracers.flight_recorder.sigterm"  # the module of our own sig
 FRAMES = 12  # innermost frames that are kept
 TEXT = 200  # characters that are kept of an exception's first line
 BLOCKING = "CUDA_LAUNCH_BLOCKING=1 <your launch command> --disable-cuda-graph"
-WATCH = "g4debug doctor --pid <pid of the server>"
 # PyTorch, the driver API, Triton, cuBLAS and NCCL each say it in other words. Running out of memory
 # is not among them, because the CUDA context survives that.
 CUDA = re.compile(
@@ -163,7 +163,7 @@ def of_standing(hang: Hang, reasons: Sequence[Told], context: Context) -> Findin
         expected=f"progress within {limit} s (G4DEBUG_HANG_SECONDS)",
         got="\n".join([f"no step for {hang.seconds:.0f} s", *_waiting(reasons)]),
         cause=_why(reasons, context),
-        next_command=WATCH,
+        next_command=_watch(),
     )
 
 
@@ -183,8 +183,12 @@ def of_starved(steps: int, seconds: float, reasons: Sequence[Told], context: Con
         expected=f"progress within {limit} steps (G4DEBUG_STARVED_STEPS)",
         got="\n".join(_waiting(reasons)),
         cause=_why(reasons, context),
-        next_command=WATCH,
+        next_command=_watch(),
     )
+
+
+def _watch() -> str:
+    return f"g4debug doctor --pid {os.getpid()}"
 
 
 def _waiting(reasons: Sequence[Told]) -> Iterator[str]:
