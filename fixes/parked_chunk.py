@@ -28,6 +28,7 @@ from types import SimpleNamespace
 from typing import Any
 from weakref import WeakSet
 
+from g4debug.fixes import _window_lock
 from g4debug.fixes.base import Fix, around, before
 from g4debug.fixes.source import source
 
@@ -70,38 +71,14 @@ def give_back(tree: Any, allocator: Any, request: Any) -> None:
             token_to_kv_pool_allocator=allocator,
         )
         ScheduleBatch._evict_swa(batch, request, begin)
-    elif type(tree).__name__ == "SWARadixCache":  # later ones cut each new leaf themselves
-        _lock_only_the_window(tree, request)
+    elif _window_lock.has_it(tree):  # later ones cut each new leaf themselves
+        _window_lock.relock(tree, request)
 
 
 def _shares(tree: Any) -> bool:
     """True if prompts share their prefixes. 0.5.23 has another name for it."""
     shares = getattr(tree, "supports_prefix_sharing", None)
     return bool(shares()) if shares is not None else not tree.is_chunk_cache()
-
-
-def _lock_only_the_window(tree: Any, request: Any) -> None:
-    """Cut the node in which the request's window begins, and lock its SWA half anew.
-
-    From the leaf up, ``SWARadixCache.inc_lock_ref`` locks whole nodes until they cover the window.
-    """
-    size = int(tree.page_size)
-    left = -(-int(tree.sliding_window_size) // size) * size
-    node = request.last_node
-    while node is not tree.root_node and len(node.value) <= left:
-        left -= len(node.value)
-        if not left:
-            return  # no node reaches over the window's beginning
-        node = node.parent
-    if node is tree.root_node or node.swa_tombstone:
-        return
-    from sglang.srt.mem_cache.base_prefix_cache import DecLockRefParams
-
-    tree._split_node(node.key, node, len(node.value) - left)
-    lock = DecLockRefParams(swa_uuid_for_lock=request.swa_uuid_for_lock)
-    tree.dec_lock_ref(request.last_node, lock, skip_swa=request.swa_prefix_lock_released)
-    request.swa_prefix_lock_released = False
-    request.swa_uuid_for_lock = tree.inc_lock_ref(request.last_node).swa_uuid_for_lock
 
 
 def still_broken() -> bool:

@@ -5,30 +5,37 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 from collections.abc import Iterator
 from typing import Any
-
-from g4debug.hooking import targets
 
 
 def of(scheduler: Any) -> Iterator[str]:
     """Warnings on the server of this scheduler."""
     runner = getattr(getattr(scheduler, "tp_worker", None), "model_runner", None)
     model, backend = getattr(runner, "model", None), getattr(runner, "attn_backend", None)
-    if type(model).__name__ != "Gemma4ForConditionalGeneration" or backend is None:
-        return
     text = getattr(getattr(model, "config", None), "text_config", None)
-    if getattr(text, "use_bidirectional_attention", None) != "vision":
-        return  # E2B and E4B: causal is right
-    new = targets.matches(">=0.5.23")
-    if new:  # before, SGLang asks the outer one of split backends, and gets no for an answer
+    # E2B and E4B do not want it: causal attention is right there.
+    wanted = getattr(text, "use_bidirectional_attention", None) == "vision"
+    if wanted and backend is not None and hasattr(model, "prepare_attn_masks"):
+        yield from _causal_images(model, backend)
+
+
+def _causal_images(model: Any, backend: Any) -> Iterator[str]:
+    """As ``prepare_attn_masks`` of this release decides it."""
+    decides = inspect.getsource(type(model).prepare_attn_masks)
+    module: Any = sys.modules[type(model).__module__]
+    try:
+        seeing = module.TritonAttnBackend
+    except AttributeError:
+        return  # this release decides it in another way
+    if "prefill_backend" in decides:  # others take split backends for one that cannot do it
         backend = getattr(backend, "prefill_backend", backend)
-    if type(backend).__name__ == "TritonAttnBackend":
-        return
-    if new and getattr(backend, "fa_impl_ver", None) == 4:
-        return
-    yield (
-        f"{type(backend).__name__} attends causally to the tokens of an image, and this model was "
-        "trained with bidirectional attention there, so answers on images may be worse; use "
-        "--attention-backend triton for images"
-    )
+    fa4 = "fa_impl_ver" in decides and getattr(backend, "fa_impl_ver", None) == 4
+    if not fa4 and not isinstance(backend, seeing):
+        yield (
+            f"{type(backend).__name__} attends causally to the tokens of an image, and this model "
+            "was trained with bidirectional attention there, so answers on images may be worse; "
+            f"{seeing.__name__} has it"
+        )

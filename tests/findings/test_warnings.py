@@ -6,7 +6,6 @@ import io
 from types import SimpleNamespace
 
 import pytest
-from packaging.version import Version
 from rich.console import Console
 
 from g4debug.findings import warnings
@@ -14,51 +13,77 @@ from g4debug.hooking import targets
 from g4debug.reporters import running
 
 
-def scheduler(
-    backend: str,
-    wants: str | None = "vision",
-    model: str = "Gemma4ForConditionalGeneration",
-    **parts: object,
-) -> SimpleNamespace:
-    text = SimpleNamespace(use_bidirectional_attention=wants)
-    model = type(model, (), {"config": SimpleNamespace(text_config=text)})()
-    runner = SimpleNamespace(model=model, attn_backend=type(backend, (), parts)())
-    return SimpleNamespace(tp_worker=SimpleNamespace(model_runner=runner))
+class TritonAttnBackend:
+    """Stands for SGLang's."""
 
 
-@pytest.fixture(params=["0.5.12.post1", "0.5.15.post1", "0.5.23"])
-def release(request, monkeypatch):
-    monkeypatch.setattr(targets, "sglang_version", lambda: Version(request.param))
-    return request.param
+class Other:
+    """A backend that attends causally. parts: its attributes."""
+
+    def __init__(self, **parts: object) -> None:
+        self.__dict__.update(parts)
 
 
-def test_a_backend_that_attends_causally_to_images_is_told(release):
-    (said,) = warnings.of(scheduler("TRTLLMHAAttnBackend"))
-    assert said.startswith("TRTLLMHAAttnBackend attends causally to the tokens of an image")
+class Model:
+    """A multimodal Gemma-4 of before 0.5.23. wants: what its config says of images."""
+
+    def __init__(self, wants: str | None = "vision") -> None:
+        text = SimpleNamespace(use_bidirectional_attention=wants)
+        self.config = SimpleNamespace(text_config=text)
+
+    def prepare_attn_masks(self, backend):
+        return isinstance(backend, TritonAttnBackend)
 
 
-def test_split_backends_count_by_their_prefill_only_where_sglang_looks_there(release):
-    triton = type("TritonAttnBackend", (), {})()
-    split = list(warnings.of(scheduler("HybridAttnBackend", prefill_backend=triton)))
-    assert len(split) == (release != "0.5.23")
+class NewModel(Model):
+    """One of 0.5.23."""
+
+    def prepare_attn_masks(self, backend):
+        prefill_backend = getattr(backend, "prefill_backend", backend)
+        if getattr(prefill_backend, "fa_impl_ver", None) == 4:
+            return True
+        return isinstance(prefill_backend, TritonAttnBackend)
 
 
-def test_fa4_sees_images_from_0_5_23_on(release):
-    said = list(warnings.of(scheduler("FlashAttentionBackend", fa_impl_ver=4)))
-    assert len(said) == (release != "0.5.23")
+BOTH = pytest.mark.parametrize("model", [Model, NewModel])
 
 
+def said(model: object, backend: object) -> list[str]:
+    runner = SimpleNamespace(model=model, attn_backend=backend)
+    return list(warnings.of(SimpleNamespace(tp_worker=SimpleNamespace(model_runner=runner))))
+
+
+@BOTH
+def test_a_backend_that_attends_causally_to_images_is_told(model):
+    (text,) = said(model(), Other())
+    assert text.startswith("Other attends causally to the tokens of an image")
+    assert text.endswith("TritonAttnBackend has it")
+
+
+@BOTH
 @pytest.mark.parametrize(
-    "right",
-    [
-        scheduler("TritonAttnBackend"),
-        scheduler("TRTLLMHAAttnBackend", wants=None),  # as E2B and E4B
-        scheduler("TRTLLMHAAttnBackend", model="Gemma4ForCausalLM"),
-        SimpleNamespace(),
-    ],
+    "backend", [Other(prefill_backend=TritonAttnBackend()), Other(fa_impl_ver=4)]
 )
-def test_nothing_is_said_of_others(release, right):
-    assert list(warnings.of(right)) == []
+def test_what_counts_is_what_this_release_asks_for(model, backend):
+    assert bool(said(model(), backend)) == (not model().prepare_attn_masks(backend))
+
+
+@BOTH
+def test_nothing_is_said_of_others(model):
+    assert said(model(), TritonAttnBackend()) == []
+    assert said(model(wants=None), Other()) == []  # as E2B and E4B
+    assert said(SimpleNamespace(), Other()) == []
+    assert list(warnings.of(SimpleNamespace())) == []
+
+
+def test_sglangs_own_model_is_understood(sglang):
+    from sglang.srt.models.gemma4_mm import Gemma4ForConditionalGeneration as Real
+
+    model = Real.__new__(Real)
+    model.__dict__["config"] = Model().config
+    (text,) = said(model, Other())
+    assert text.endswith("TritonAttnBackend has it")
+    assert bool(said(model, Other(fa_impl_ver=4))) == targets.matches("<0.5.23")
 
 
 def test_doctor_shows_it_and_calls_no_tracer_limited():

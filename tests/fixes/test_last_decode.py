@@ -21,7 +21,7 @@ class Batch:
         self.reqs = [waiting.request, *[SimpleNamespace()] * (requests - 1)]
 
     def check(self, selected=None) -> bool:
-        from g4debug.fixes.before_0_5_18.last_decode import around_check
+        from g4debug.fixes.last_decode import around_check
 
         def sglangs(batch, selected_indices=None):
             self.asked += 1
