@@ -24,7 +24,7 @@ def on_one_rank() -> tuple[str, ...]:
 
 def says_it_stands(finding: Finding) -> bool:
     """True of the flight recorder's findings on a server that lives: it stands, or one starves."""
-    return KINDS[finding.check][finding.kind].entry == _STANDS
+    return finding.check == RECORDS and KINDS[RECORDS][finding.kind].entry == _STANDS
 
 
 def shown(under: int | None = None) -> dict[str, dict[str, Any]]:
