@@ -812,8 +812,8 @@ _FLIGHT_RECORDER = (
     ),
     _end(
         "other-rank",
-        "Another rank stopped the server. This one had found nothing.",
-        "`flight-recorder: rank … stopped the server: …`",
+        "Another rank stopped the server, or ended. This one had found nothing.",
+        "`flight-recorder: rank … stopped the server: …`, or `flight-recorder: rank … ended: …`",
         entry=_RANKS, command="g4debug list",
     ),
     _end(

@@ -109,6 +109,6 @@ def _verdict(refused: Refusal, deadlock: bool, runs: bool, steps: bool) -> str:
             those = "what it lacks is its own cached prefix"
         return (
             f"A deadlock. {lacks}, no request runs that could give any back, and {those}. No step "
-            "of the scheduler frees it; the request's abort does."
+            "of the scheduler frees it; an abort of the request may."
         )
     return f"{lacks}; requests run that may free it." if runs and steps else ""

@@ -234,10 +234,14 @@ def of_other_rank(first: Seat, error: BaseException | None, context: Context) ->
         )
     stop, record = first.stop, KINDS["other-rank"]
     what = stop.headline.removeprefix("g4debug: ")
+    others = context.trap.others
+    mine = others.memory.seat(others.memory.mine).dp if others.memory else -1
+    # A server goes on without one of its data-parallel replicas.
+    did = "stopped the server" if mine in (-1, first.dp) else "ended"
     dump = f"\nits dump: {quoted(stop.dump)}" if stop.dump else "\nit has left no dump"
     return record.finding(
         site="scheduler.run_event_loop",
-        headline=f"g4debug: {CHECK}: rank {first.name} stopped the server: {what}",
+        headline=f"g4debug: {CHECK}: rank {first.name} {did}: {what}",
         location=_location(context),
         expected="ranks that go on together",
         got=got,

@@ -181,7 +181,7 @@ def ranks():
 
     def stops(**stop) -> None:
         third.mine = 3
-        third.name_ranks(0, 3, 0)
+        third.name_ranks(stop.pop("dp", 0), 3, 0)
         said = {"check": "page-table", "kind": "stale", "headline": "g4debug: a stale page"}
         third.stop(Stop(**{**said, "dump": "/dumps/first.pt", **stop}), time.time_ns())
 
@@ -206,6 +206,17 @@ def test_a_rank_that_dies_because_another_one_is_gone_says_so(make, ranks):
     assert "/dumps/first.pt" in f.cause
     assert f.next_command == "g4debug show /dumps/first.pt"
     assert others.memory.seat(others.memory.mine).stop.kind == "other-rank"
+
+
+def test_another_replica_does_not_stop_the_server(make, ranks):
+    others, stops = ranks
+    context = make()
+    context.trap.others = others
+    TRACER.install(context)
+    stops(dp=1)
+    end(context, RuntimeError("Connection closed by peer"))
+    (record,) = dumps(context)
+    assert record.finding.headline.endswith("rank dp1/tp3/pp0 ended: a stale page")
 
 
 def test_a_rank_is_dumped_once_whoever_is_first(make, ranks):
