@@ -28,13 +28,15 @@ OWN_PREFIX = (
 @dataclass(frozen=True)
 class Reason:
     """words: the check, one line. holders: who holds what it lacks, each in words. verdict: whether
-    a step could free it, '' if that is not known. like: a known bug that looks the same.
+    a step could free it, '' if that is not known. like: a known bug that looks the same. fix: the
+    id of the fix for that, '' if there is none.
     """
 
     words: str
     holders: tuple[str, ...] = ()
     verdict: str = ""
     like: str = ""
+    fix: str = ""
     deadlock: bool = False
 
     @property
@@ -71,18 +73,21 @@ def _of(scheduler: Any, item: Work, items: list[Work], steps: bool) -> Reason:
         return Reason(refused.words, verdict=verdict)
     held = shares.shares(scheduler, refused.pool, items)
     mine = next((s for s in held.requests if s.work.request is item.request), None)
-    like = ""
+    like = fix = ""
     if refused.pool == admission.SWA:
         if item.place is Place.CHUNK and mine is not None and mine.behind >= refused.lacks:
-            like = PARKED
+            like, fix = PARKED, "parked-chunk"
         elif refused.by_lock:
-            like = OWN_PREFIX
+            like, fix = OWN_PREFIX, "idle-admission"
+        elif refused.never and item.place is Place.QUEUE:
+            fix = "idle-admission"  # it asks for a shorter chunk
     deadlock = refused.never or not (runs or _others(scheduler, items))
     return Reason(
         refused.words,
         tuple(held.words(item.request)),
         _verdict(refused, deadlock, bool(runs), steps),
         like,
+        fix,
         deadlock,
     )
 

@@ -18,7 +18,7 @@ from g4debug import discovery
 from g4debug.dumps.heads import quoted
 from g4debug.findings import kinds
 from g4debug.findings.record import Finding, Location
-from g4debug.settings import Settings
+from g4debug.settings import Settings, fix_switch
 
 if TYPE_CHECKING:
     from g4debug.findings.launch_memory import Seat
@@ -208,14 +208,24 @@ def _why(reasons: Sequence[Told], context: Context) -> str:
     """The verdict on the first request of which there is one."""
     for wait, _, reason in reasons:
         if reason is not None and reason.verdict:
-            like = f"\n{reason.like}" if reason.like else ""
-            return f"request {wait.rid}: {reason.verdict}{like}"
+            more = [line for line in (reason.like, _fix_that_is_off(reason.fix, context)) if line]
+            return "\n".join((f"request {wait.rid}: {reason.verdict}", *more))
     if reasons[0][0].overtaken:
         return (
             "requests that came later are served before it; the order of the queue is the schedule "
             "policy's, and that of priorities where they are on"
         )
     return earlier(context) or NOT_KNOWN
+
+
+def _fix_that_is_off(name: str, context: Context) -> str:
+    """That a fix is off which this SGLang needs for such a request, and how to turn it on."""
+    asked, mode = context.settings.switches.get(name), context.settings.fixes
+    if not name or asked or (asked is None and mode != "none"):
+        return ""
+    if not discovery.load("fix", name).is_for_this_release:
+        return ""
+    return f"the fix {name} is for such a request, and is off: {fix_switch(name)}=1 turns it on"
 
 
 def of_other_rank(first: Seat, error: BaseException | None, context: Context) -> Finding:

@@ -16,8 +16,9 @@ from g4debug.hooking.hooks import Hooks
 from g4debug.settings import Settings
 from g4debug.tracers.base import Context
 from g4debug.tracers.flight_recorder import progress as progress_module
+from g4debug.tracers.flight_recorder import reasons, work
 from g4debug.tracers.flight_recorder import standing as standing_module
-from g4debug.tracers.flight_recorder import work
+from g4debug.tracers.flight_recorder.reasons import Reason
 from g4debug.tracers.flight_recorder.tracer import FlightRecorder
 from g4debug.tracers.flight_recorder.work import Place
 from g4debug.trapping.describe import Describer
@@ -38,14 +39,15 @@ class Request:
 class Server:
     """A scheduler that turns: what it has, and its rounds. mode: of g4debug."""
 
-    def __init__(self, monkeypatch, folder, mode: str = "raise") -> None:
+    def __init__(self, monkeypatch, folder, mode: str = "raise", **settings) -> None:
         self.now = 1000.0
         fake = SimpleNamespace(monotonic=lambda: self.now)
         for module in (progress_module, standing_module):
             monkeypatch.setattr(module, "time", fake)
         settings = Settings(
-            debug=True, mode=mode, debug_dir=folder, starved_steps=STEPS, hang_seconds=LIMIT
-        )
+            debug=True, mode=mode, debug_dir=folder, starved_steps=STEPS, hang_seconds=LIMIT,
+            **settings,
+        )  # fmt: skip
         self.recorder = Recorder(4)
         trap = Trap(settings, Describer(self.recorder), self.recorder.status)
         self.context = Context("flight-recorder", Hooks(), settings, self.recorder, trap)
@@ -114,6 +116,25 @@ def test_a_parked_chunk_is_told_once_and_stops_nothing(server, caplog):
     stands, waits = server.flight.standing.live()
     assert "it stands: no step for" in stands
     assert waits[0].startswith("request long waits 7")
+
+
+@pytest.mark.parametrize(
+    ("settings", "off"),
+    [
+        ({"fixes": "none"}, True),
+        ({"switches": {"parked-chunk": False}}, True),
+        ({"fixes": "none", "switches": {"parked-chunk": True}}, False),
+        ({}, False),
+    ],
+)
+def test_a_fix_that_is_off_is_named(monkeypatch, tmp_path, settings, off):
+    reason = Reason("SWA pool", verdict="A deadlock.", fix="parked-chunk")
+    monkeypatch.setattr(reasons, "of", lambda *_: reason)
+    server = Server(monkeypatch, tmp_path / "dumps", **settings)
+    server.has.chunked_req = Request("long", 704)
+    server.turn(2 * LIMIT)
+    (found,) = server.findings()
+    assert ("G4DEBUG_FIX_PARKED_CHUNK=1 turns it on" in found.cause) is off
 
 
 def test_a_second_stand_still_is_told_again(server):
