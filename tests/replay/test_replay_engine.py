@@ -8,6 +8,7 @@ import importlib.util
 import json
 import os
 import pty
+import signal
 import sys
 import time
 from pathlib import Path
@@ -76,7 +77,7 @@ def changed(record: TrapRecord, old: bytes, new: bytes) -> TrapRecord:
     assert old in whole
     made = pack(
         [whole.replace(old, new, 1)], b"", on.page, on.firsts, on.steps, on.requests,
-        on.scheduler, (),
+        on.scheduler, {},
     )  # fmt: skip
     return dataclasses.replace(record, tape=made)
 
@@ -131,6 +132,7 @@ def test_ctrl_c_tells_what_is_known_and_leaves_no_process(
     command = [sys.executable, "-m", "g4debug", "replay", str(path), "--keep", str(tmp_path / "k")]
     pid, terminal = pty.fork()
     if not pid:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # nohup and & leave it ignored
         os.execv(sys.executable, command)
     said, stopped, end = b"", False, time.monotonic() + 300
     with contextlib.suppress(OSError):  # the other side of the terminal is closed

@@ -1225,7 +1225,7 @@ def killed(arm: Any, here: int = 0, host: int = 0, **end: int) -> Any:
     """The black box of a process that ended so, while the OOM killer has killed so many."""
     owner = Owner(4711, 4700, 1, 10**18, "node", "launch", "/dumps")
     about = json.dumps({"location": {}, "oom_kills": {"/cgroup": 0, "host": 0}}).encode()
-    content = Content(owner, 0, "", {"about": about}, [], [], 0)
+    content = Content(owner, 0, "", {"about": about}, [], [], 0, [], 0)
     now = {"/cgroup": here, "host": here + host}
     with mock.patch.object(process_end, "oom_kills", return_value=now):
         return box_dumps.record_of(content, Maker("list", End(**end))).finding
