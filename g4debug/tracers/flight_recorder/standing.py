@@ -96,14 +96,12 @@ class Standing:
             self.context.trap.tell(finding)
 
     def _starves(self, wait: Wait) -> bool:
-        """No progress for so many steps; and it had begun, or one that came later has begun.
+        """No progress for so many steps, without those in which it waited for its turn.
 
-        A request that only waits for its turn in a long queue does not starve.
+        So a request in a long queue that nobody overtakes does not starve.
         """
         most = self.settings.starved_steps
-        return bool(
-            most and self.recorder.step - wait.step >= most and (wait.done or wait.overtaken)
-        )
+        return bool(most and self.recorder.step - wait.turn >= most)
 
     def _reasons(
         self, waits: list[Wait], items: list[Work], steps: bool

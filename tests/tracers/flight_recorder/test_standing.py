@@ -363,3 +363,68 @@ def test_a_look_at_a_long_queue_is_made_less_often(server):
     before = server.now
     server.turn(1, each=1)
     assert server.flight.standing._due - before > 9
+
+
+def overtake(server, number: int) -> None:
+    """Somebody who has come later begins, and is served for many steps."""
+    newer = Request(f"newer{number}")
+    server.has.waiting_queue.append(newer)
+    server.turn(1)
+    server.has.waiting_queue.remove(newer)
+    server.has.running_batch.reqs[:] = [newer]
+    serve(server, newer)
+
+
+@pytest.mark.parametrize("place", ["grammar", "peer"])
+def test_who_comes_into_the_queue_late_waits_for_its_turn_there(server, place):
+    """Its grammar took minutes, or the other server did. In the queue nobody overtakes it."""
+    late = Request("late")
+    server.has.disagg_prefill_bootstrap_queue = SimpleNamespace(queue=[])
+    outside = {
+        "grammar": server.has.grammar_manager.grammar_queue,
+        "peer": server.has.disagg_prefill_bootstrap_queue.queue,
+    }[place]
+    outside.append(late)
+    server.turn(1)
+    for n in range(3):
+        overtake(server, n)
+    outside.clear()
+    server.has.waiting_queue += [Request("first"), late]
+    serve(server, *server.has.running_batch.reqs, steps=STEPS - 10)
+    assert server.told == []
+    assert server.flight.standing.waits.all[id(late)].loop > server.flight.progress.loop - 40
+    for n in range(3, 5):
+        overtake(server, n)
+    assert server.told == ["starved: 1"]
+
+
+def test_a_retracted_request_waits_for_its_turn(server):
+    """SGLang puts it behind all others, which come first then, and it begins anew."""
+    retracted, queue = Request("retracted", 90), [Request(f"r{n}") for n in range(8)]
+    server.has.running_batch.reqs[:] = [retracted]
+    server.has.waiting_queue += queue
+    server.turn(1)
+    retracted.kv_committed_len = 0
+    server.has.waiting_queue.append(retracted)
+    for _ in queue:
+        server.has.running_batch.reqs[:] = [server.has.waiting_queue.pop(0)]
+        serve(server, *server.has.running_batch.reqs, steps=STEPS // 2)
+    server.has.waiting_queue.clear()
+    server.has.running_batch.reqs[:] = [retracted]
+    retracted.kv_committed_len = 30  # the first chunk of what it had
+    other = Request("other", 4)
+    serve(server, other, steps=STEPS // 2)
+    assert server.told == []
+    serve(server, other)
+    assert server.told == ["starved: 1"]
+
+
+def test_a_retracted_request_that_is_overtaken_starves(server):
+    retracted = Request("retracted", 90)
+    server.has.running_batch.reqs[:] = [retracted]
+    server.turn(1)
+    retracted.kv_committed_len = 0
+    server.has.waiting_queue.append(retracted)
+    for n in range(4):
+        overtake(server, n)
+    assert server.told == ["starved: 1"]
