@@ -428,3 +428,24 @@ def test_a_retracted_request_that_is_overtaken_starves(server):
     for n in range(4):
         overtake(server, n)
     assert server.told == ["starved: 1"]
+
+
+@pytest.mark.parametrize(
+    ("queue", "holds", "told"),
+    [
+        ("disagg_prefill_inflight_queue", True, []),
+        ("disagg_decode_transfer_queue", True, []),
+        ("disagg_prefill_bootstrap_queue", False, ["hang: 1"]),
+    ],
+)
+def test_memory_that_a_transfer_holds_is_for_the_other_server_to_free(server, queue, holds, told):
+    """A decode server that is slow lets its prefill server wait, and SGLang ends that by itself."""
+    sent = Request("sent", 64 * holds)
+    sent.req_pool_idx = 0 if holds else None
+    setattr(server.has, queue, [sent])
+    server.has.waiting_queue.append(Request("next"))
+    server.turn(2 * LIMIT)
+    assert server.told == told
+    getattr(server.has, queue).clear()
+    server.turn(2 * LIMIT)
+    assert server.told == ["hang: 1"]
