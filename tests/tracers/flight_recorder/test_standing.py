@@ -449,3 +449,29 @@ def test_memory_that_a_transfer_holds_is_for_the_other_server_to_free(server, qu
     getattr(server.has, queue).clear()
     server.turn(2 * LIMIT)
     assert server.told == ["hang: 1"]
+
+
+def test_what_doctor_shows_of_a_long_queue_is_read_less_often(server):
+    """The status is told once in a second, in the scheduler's own loop."""
+    server.has.waiting_queue += [Request(str(n)) for n in range(3)]
+    server.turn(LIMIT + 5)
+    look, looks = server.flight.standing.waits.look, []
+
+    def slow(*args):
+        look(*args)
+        looks.append(server.now)
+        server.now += 0.02
+
+    server.flight.standing.waits.look = slow
+    server.flight.standing._due = server.now + 1000
+    for _ in range(9):
+        server.now += 1
+        server.flight.progress.came_round()
+        stands, told = server.flight.standing.live()
+        assert "it stands: no step for" in stands
+        assert told[0].startswith("request 0 waits")
+    assert len(looks) == 1
+    assert told[-1] == "this is as of 8 s ago"
+    server.now += 2
+    assert len(server.flight.standing.live()[1]) == 3
+    assert len(looks) == 2
