@@ -309,9 +309,11 @@ class _Trace:
 
     def _from_steps(self, moments: Sequence[Moment]) -> Iterator[Moment]:
         """Moments of the last steps that no event tells of."""
-        covered = {n for m in moments for n in range(m.first, m.last + 1) if m.kind != "abort"}
+        spans = [(m.first, m.last) for m in moments if m.kind != "abort"]
         run: list[Step] = []
-        for step in [s for s in self.steps if s.step not in covered]:
+        for step in self.steps:
+            if any(first <= step.step <= last for first, last in spans):
+                continue
             extends = _extends(step)
             goes_on = run and step.step - run[-1].step == 1 and not extends
             if not goes_on or _extends(run[-1]):

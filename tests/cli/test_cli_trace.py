@@ -201,3 +201,15 @@ def test_a_strangers_id_steers_no_terminal(
     assert "\x1b" not in capsys.readouterr().out
     assert cli.main(["trace", "nothing", str(path)]) == 2
     assert "\x1b" not in capsys.readouterr().err
+
+
+def test_a_dump_that_claims_a_billion_steps_is_shown_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    far = 10**15
+    events = (
+        event(1, "a", "chunk", 0, begin=0, end=9, tokens=9),
+        event(far, "a", "ends", 1, output=9, note="stop"),
+    )
+    record = dataclasses.replace(requests_record(), requests=events, steps=())
+    assert f"2-{far} " in run(capsys, "a", saved(tmp_path, record), "--width", 120)
