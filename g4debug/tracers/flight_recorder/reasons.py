@@ -58,10 +58,12 @@ def _of(scheduler: Any, item: Work, items: list[Work], steps: bool) -> Reason:
         before = admission.position(scheduler, item.request)
         if before:
             first = scheduler.waiting_queue[0]
+            lora = getattr(scheduler, "enable_lora", False)
+            passes = " (but passes over one whose LoRA adapter has no place)" if lora else ""
             return Reason(
                 f"it is number {before + 1} of the queue, as the policy "
                 f"{scheduler.schedule_policy} sorts it, and SGLang stops at the first that does "
-                f"not fit. The first is {first.rid}: "
+                f"not fit{passes}. The first is {first.rid}: "
                 + admission.refusal(scheduler, Work(first, item.place)).words
             )
     refused = admission.refusal(scheduler, item)
@@ -81,7 +83,8 @@ def _of(scheduler: Any, item: Work, items: list[Work], steps: bool) -> Reason:
             like, fix = OWN_PREFIX, "idle-admission"
         elif refused.never and item.place is Place.QUEUE:
             fix = "idle-admission"  # it asks for a shorter chunk
-    deadlock = refused.never or not (runs or _others(scheduler, items))
+    # A step may free some also where no request decodes: that of a prompt that goes on.
+    deadlock = refused.never or not (steps or runs or _others(scheduler, items))
     return Reason(
         refused.words,
         tuple(held.words(item.request)),
