@@ -97,7 +97,10 @@ def _of(scheduler: Any, item: Work, items: list[Work], steps: bool) -> Reason:
 
 def _others(scheduler: Any, items: list[Work]) -> bool:
     """True if memory may become free without a step: by a transfer, or a copy to the host."""
-    named = ("enable_hierarchical_cache", "enable_hisparse", "decode_offload_manager")
+    named = (
+        "enable_hierarchical_cache", "enable_unified_cache_external_linker", "enable_hisparse",
+        "decode_offload_manager",
+    )  # fmt: skip
     return any(w.place is Place.PEER for w in items) or any(
         getattr(scheduler, name, None) for name in named
     )
