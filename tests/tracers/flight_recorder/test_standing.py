@@ -5,6 +5,7 @@ The reasons are SGLang's figures: test_admission.py. Real servers: test_standing
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from types import SimpleNamespace
 
@@ -153,6 +154,19 @@ def test_a_second_stand_still_is_told_again(server):
     server.turn(LIMIT)
     assert server.told == ["hang: 3"]
     assert len(server.findings()) == 3
+
+
+def test_a_server_that_stands_again_and_again_leaves_dumps_for_other_findings(server, caplog):
+    request = server.has.chunked_req = Request("long", 704)
+    for _ in range(12):
+        server.turn(2 * LIMIT)
+        server.step(0.1, request)
+    assert server.told == ["hang: 12"]
+    assert "of a finding that was told before" in caplog.text
+    (found, *_), before = server.findings(), len(server.findings())
+    assert before == 4
+    server.context.trap.tell(dataclasses.replace(found, check="kv-allocator", kind="double-free"))
+    assert len(server.findings()) == before + 1
 
 
 @pytest.mark.parametrize("mode", ["raise", "contain", "log"])
