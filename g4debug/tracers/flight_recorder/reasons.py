@@ -12,7 +12,7 @@ from typing import Any
 
 from g4debug.tracers.flight_recorder import admission, shares
 from g4debug.tracers.flight_recorder.admission import Refusal
-from g4debug.tracers.flight_recorder.work import Place, Work
+from g4debug.tracers.flight_recorder.work import Place, Work, name
 
 logger = logging.getLogger("g4debug")
 PARKED = (
@@ -63,7 +63,7 @@ def _of(scheduler: Any, item: Work, items: list[Work], steps: bool) -> Reason:
             return Reason(
                 f"it is number {before + 1} of the queue, as the policy "
                 f"{scheduler.schedule_policy} sorts it, and SGLang stops at the first that does "
-                f"not fit{passes}. The first is {first.rid}: "
+                f"not fit{passes}. The first is {name(first)}: "
                 + admission.refusal(scheduler, Work(first, item.place)).words
             )
     refused = admission.refusal(scheduler, item)

@@ -75,7 +75,7 @@ class Standing:
         for wait in some[:SHOWN]:
             reason = reasons.of(scheduler, Work(wait.request, wait.place), items, steps)
             verb = "waits" if wait.place not in (work.Place.RUNS,) else "runs without progress for"
-            told.append(f"request {wait.rid} {verb} {self._waited(wait):.0f} s: {reason.line}")
+            told.append(f"request {wait.name} {verb} {self._waited(wait):.0f} s: {reason.line}")
         if len(some) > SHOWN:
             told.append(f"{len(some) - SHOWN} more requests wait")
         return told

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from g4debug.hooking import req_kv
-from g4debug.tracers.flight_recorder.work import Place, Work
+from g4debug.tracers.flight_recorder.work import Place, Work, name
 
 BEGUN = (Place.RUNS, Place.CHUNK)
 
@@ -34,6 +34,11 @@ class Wait:
     @property
     def rid(self) -> str:
         return str(getattr(self.request, "rid", ""))
+
+    @property
+    def name(self) -> str:
+        """The id, as it may stand in a sentence."""
+        return name(self.request)
 
 
 class Waits:

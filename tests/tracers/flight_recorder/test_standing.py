@@ -169,6 +169,20 @@ def test_a_server_that_stands_again_and_again_leaves_dumps_for_other_findings(se
     assert len(server.findings()) == before + 1
 
 
+def test_an_id_that_a_client_has_chosen_floods_and_steers_nothing(server, caplog):
+    """The status of doctor has room for 1 MiB, and goes away if it is more."""
+    evil = Request("\x1b[2Ja\nERROR forged" + "x" * (2 << 20))
+    server.has.waiting_queue.append(evil)
+    server.turn(2 * LIMIT)
+    (line,) = server.flight.standing.live()[1]
+    (found,) = server.findings()
+    for text in (line, found.headline, found.got, found.cause, caplog.text):
+        assert "\x1b" not in text
+        assert "\nERROR forged" not in text
+        assert len(text) < 5000
+    assert found.location.request.startswith("\x1b[2Ja\n")  # as in the rest of the dump
+
+
 @pytest.mark.parametrize("mode", ["raise", "contain", "log"])
 def test_no_mode_stops_the_server(monkeypatch, tmp_path, mode):
     server = Server(monkeypatch, tmp_path / "dumps", mode)
