@@ -103,7 +103,8 @@ def _nothing_runs(adder: Any) -> bool:
         return False
     if adder.prefill_delayer_single_pass is not None:
         return False  # the ranks agree once in a round
-    if type(adder.tree_cache).__name__ not in CACHES:
+    tree = adder.tree_cache
+    if type(tree).__name__ not in CACHES or getattr(tree, "linker", None) is not None:
         return False
     budget = getattr(adder, "memory_budget", None)
     if budget is not None and (type(budget).__name__ != "SWAPrefillBudget" or budget.req_ring):

@@ -93,15 +93,19 @@ def known_requests(record: TrapRecord) -> list[str]:
     """Every rid that the dump tells something about, in the order in which they came."""
     found = [e.request for e in record.requests if e.kind != "abort"]
     found += [rid for step in record.steps for rid in step.rids]
-    whole = set(found)
-    cut = {rid.encode()[:CUT] for rid in whole}
+    known = {*found, *map(_cut, found)}
     found += [
         e.request
         for e in (*record.allocator, *record.events)
-        if e.request not in whole and e.request.encode() not in cut and not _several(e.request)
+        if e.request not in known and not _several(e.request)
     ]
     found.append(record.finding.location.request)
     return [rid for rid in dict.fromkeys(found) if rid]
+
+
+def _cut(rid: str) -> str:
+    """A rid as the black box has it in an event of a page."""
+    return rid.encode("utf-8", "replace")[:CUT].decode("utf-8", "ignore")
 
 
 def _several(request: str) -> bool:
@@ -139,6 +143,10 @@ class _Trace:
         # What it did itself is in later steps than its arrival: it came behind the last one.
         self.after = self.arrival.step if self.arrival else -1
         self.steps = [s for s in record.steps if rid in s.rids and s.step > self.after]
+        self.others = {e.request for e in record.requests} - {rid}
+        self.others |= {other for s in record.steps for other in s.rids if other != rid}
+        # The pages of a black box may be those of any of these.
+        self.twins = {other for other in self.others if _cut(other) == _cut(rid)}
         self.page = self._page_size()
         times = [e.time_ns for e in self.known] + [s.time_ns for s in self.steps if s.time_ns > 0]
         self.zero = min(times, default=0)
@@ -309,9 +317,11 @@ class _Trace:
 
     def _from_steps(self, moments: Sequence[Moment]) -> Iterator[Moment]:
         """Moments of the last steps that no event tells of."""
-        covered = {n for m in moments for n in range(m.first, m.last + 1) if m.kind != "abort"}
+        spans = [(m.first, m.last) for m in moments if m.kind != "abort"]
         run: list[Step] = []
-        for step in [s for s in self.steps if s.step not in covered]:
+        for step in self.steps:
+            if any(first <= step.step <= last for first, last in spans):
+                continue
             extends = _extends(step)
             goes_on = run and step.step - run[-1].step == 1 and not extends
             if not goes_on or _extends(run[-1]):
@@ -382,14 +392,13 @@ class _Trace:
 
     def _page_events(self) -> Iterator[PageEvent]:
         """The events of its own pages, and frees of several requests' pages with one of its own."""
-        rid = self.rid.encode()
+        names = {self.rid} if self.twins else {self.rid, _cut(self.rid)} - self.others
         mine: set[tuple[str, int]] = set()
         for event in self.record.allocator:
             if event.step <= self.after and self.after >= 0:
                 continue
             named = {(event.pool, page) for page in event.pages}
-            theirs = event.request.encode()
-            own = theirs == rid or (len(theirs) >= CUT and rid.startswith(theirs))
+            own = event.request in names
             if event.kind in GIVES:
                 mine = mine | named if own else mine - named
             if own or (_several(event.request) and named & mine):
@@ -505,6 +514,12 @@ class _Trace:
             first = record.allocator[0].step
             if not self.known or min(e.step for e in self.known) < first:
                 yield f"Page events are known from step {first} on; earlier ones were dropped"
+        short = _cut(self.rid)
+        if self.twins and any(e.request == short for e in record.allocator) and short != self.rid:
+            yield (
+                f"Some of its pages are not known: a black box keeps {CUT} bytes of an id, which "
+                f"are the same in {counted(len(self.twins), 'other request')} of this dump"
+            )
         speculates = any(s.spec_info for s in self.steps)
         if speculates and self.found.verifies is None:
             lacks = "the dump does not say which request of the tape it is"

@@ -95,7 +95,7 @@ class Trap:
     def tell(self, finding: Finding, each: bool = False) -> None:
         """Log and dump a finding that stops no server, whatever the mode is.
 
-        each: every one, and not only the first of its kind.
+        each: every one, and not only the first of its kind; these take half of the dumps at most.
         """
         self._report(finding, None, raising=False, each=each)
 
@@ -114,7 +114,10 @@ class Trap:
                 logger.error("%s (seen %d times)", finding.headline, count)
             return
         self.others.ending |= raising
-        path, problem = self._dump(finding, evidence or Evidence(), self.settings.max_dumps)
+        budget = self.settings.max_dumps
+        if count > 1 and not raising:
+            budget = (budget + 1) // 2  # the rest is for findings that were not seen before
+        path, problem = self._dump(finding, evidence or Evidence(), budget)
         if len(self.reported) < REMEMBERED:
             self.reported.append(f"{finding.headline} ({path or problem})")
         logger.error("\n".join(lines(finding, path, problem)))
@@ -174,7 +177,10 @@ class Trap:
         if self.written >= budget:
             return (
                 None,
-                f"G4DEBUG_MAX_DUMPS={self.settings.max_dumps} allows no more dumps",
+                f"G4DEBUG_MAX_DUMPS={self.settings.max_dumps} allows no more dumps"
+                + (
+                    " of a finding that was told before" if budget < self.settings.max_dumps else ""
+                ),
             )
         try:
             record, data = fitted(self.describe(finding, evidence), self.settings.max_dump_mb)

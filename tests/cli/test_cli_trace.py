@@ -201,3 +201,52 @@ def test_a_strangers_id_steers_no_terminal(
     assert "\x1b" not in capsys.readouterr().out
     assert cli.main(["trace", "nothing", str(path)]) == 2
     assert "\x1b" not in capsys.readouterr().err
+
+
+def test_a_dump_that_claims_a_billion_steps_is_shown_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    far = 10**15
+    events = (
+        event(1, "a", "chunk", 0, begin=0, end=9, tokens=9),
+        event(far, "a", "ends", 1, output=9, note="stop"),
+    )
+    record = dataclasses.replace(requests_record(), requests=events, steps=())
+    assert f"2-{far} " in run(capsys, "a", saved(tmp_path, record), "--width", 120)
+
+
+@pytest.mark.parametrize("box", [True, False])
+def test_pages_of_a_request_whose_id_begins_alike_are_not_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], box: bool
+) -> None:
+    """SGLang names the samples of one request X_0, X_1; a black box keeps 40 bytes of an id."""
+    whole = "conversation-" + "7" * 27  # 40 bytes
+    one, two = f"{whole}_0", f"{whole}_1"
+    events = tuple(
+        e
+        for i, rid in enumerate((whole, one, two) if not box else (one, two))
+        for e in (
+            event(1, rid, "arrives", 0, tokens=9, number=i + 1),
+            event(2, rid, "chunk", 1, begin=0, end=9, tokens=9),
+        )
+    )
+    pages = (PageEvent(2, "extend", "full", (7,), 1, whole, "x.py:1 f"),)
+    record = dataclasses.replace(requests_record(), requests=events, allocator=pages, steps=())
+    path = saved(tmp_path, record)
+    text = run(capsys, one, path, "--width", 120)
+    assert "page 7" not in text
+    assert ("are the same in 1 other request of this dump" in text) is box
+    if not box:
+        assert "page 7" in run(capsys, whole, path, "--width", 120)
+    alone = dataclasses.replace(record, requests=events[-2:])
+    assert "page 7" in run(capsys, two, saved(tmp_path, alone), "--width", 120)
+
+
+def test_an_id_that_was_cut_in_a_character_keeps_its_pages(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rid = "é" * 9 + "x" + "é" * 20
+    events = (event(2, rid, "chunk", 1, begin=0, end=9, tokens=9),)
+    pages = (PageEvent(2, "extend", "full", (7,), 1, "é" * 9 + "x" + "é" * 10, "x.py:1 f"),)
+    record = dataclasses.replace(requests_record(), requests=events, allocator=pages, steps=())
+    assert "page 7" in run(capsys, "é", saved(tmp_path, record), "--width", 120)

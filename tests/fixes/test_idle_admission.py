@@ -135,6 +135,12 @@ def test_where_others_may_hold_pages_a_refusal_stays(tree, alone, argument):
     assert asked(Request(600), 5, tree, 512).can_run_list == []
 
 
+def test_a_cache_with_an_external_store_may_have_transfers_under_way(tree):
+    tree.linker = "of 0.5.23"
+    assert asked(Request(600), 5, tree, 64).can_run_list == []
+    assert tree.evicted == 0
+
+
 def test_a_round_in_which_something_runs_begins_anew(tree):
     req = Request(600)
     asked(req, 1, tree, 512)

@@ -67,7 +67,7 @@ class _Left:
 def refusal(scheduler: Any, item: Work) -> Refusal:
     """The check that keeps a request out of the next batch."""
     if item.place is Place.RUNS:
-        return Refusal("not known: it runs, and SGLang puts it into no batch")
+        return Refusal("not known: it is one of the running requests, and gets no token")
     if item.place is not Place.QUEUE and item.place is not Place.CHUNK:
         return Refusal(item.place.value)
     left = _left(scheduler)

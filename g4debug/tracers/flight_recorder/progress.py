@@ -74,9 +74,13 @@ class Progress:
     def due(self) -> tuple[int, int]:
         """How many requests wait for a step, and how many of them have begun.
 
-        Those that wait for something outside of the scheduler are not counted.
+        Those that wait for something outside of the scheduler are not counted. Memory that a
+        transfer of disaggregation holds is outside, too: the other server ends it, or SGLang does.
         """
-        found = [w.place for w in work.of(self.recorder.scheduler) if not w.place.outside]
+        items = work.of(self.recorder.scheduler)
+        found = [w.place for w in items if not w.place.outside]
+        if any(w.place is Place.PEER and work.holds_memory(w.request) for w in items):
+            found = [place for place in found if place is Place.RUNS]
         begun = sum(place in (Place.RUNS, Place.CHUNK) for place in found)
         return len(found) - begun, begun
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from g4debug.tracers.flight_recorder import admission, shares
 from g4debug.tracers.flight_recorder.admission import Refusal
-from g4debug.tracers.flight_recorder.work import Place, Work
+from g4debug.tracers.flight_recorder.work import Place, Work, name
 
 logger = logging.getLogger("g4debug")
 PARKED = (
@@ -58,10 +58,12 @@ def _of(scheduler: Any, item: Work, items: list[Work], steps: bool) -> Reason:
         before = admission.position(scheduler, item.request)
         if before:
             first = scheduler.waiting_queue[0]
+            lora = getattr(scheduler, "enable_lora", False)
+            passes = " (but passes over one whose LoRA adapter has no place)" if lora else ""
             return Reason(
                 f"it is number {before + 1} of the queue, as the policy "
                 f"{scheduler.schedule_policy} sorts it, and SGLang stops at the first that does "
-                f"not fit. The first is {first.rid}: "
+                f"not fit{passes}. The first is {name(first)}: "
                 + admission.refusal(scheduler, Work(first, item.place)).words
             )
     refused = admission.refusal(scheduler, item)
@@ -81,7 +83,8 @@ def _of(scheduler: Any, item: Work, items: list[Work], steps: bool) -> Reason:
             like, fix = OWN_PREFIX, "idle-admission"
         elif refused.never and item.place is Place.QUEUE:
             fix = "idle-admission"  # it asks for a shorter chunk
-    deadlock = refused.never or not (runs or _others(scheduler, items))
+    # A step may free some also where no request decodes: that of a prompt that goes on.
+    deadlock = refused.never or not (steps or runs or _others(scheduler, items))
     return Reason(
         refused.words,
         tuple(held.words(item.request)),
@@ -94,7 +97,10 @@ def _of(scheduler: Any, item: Work, items: list[Work], steps: bool) -> Reason:
 
 def _others(scheduler: Any, items: list[Work]) -> bool:
     """True if memory may become free without a step: by a transfer, or a copy to the host."""
-    named = ("enable_hierarchical_cache", "enable_hisparse", "decode_offload_manager")
+    named = (
+        "enable_hierarchical_cache", "enable_unified_cache_external_linker", "enable_hisparse",
+        "decode_offload_manager",
+    )  # fmt: skip
     return any(w.place is Place.PEER for w in items) or any(
         getattr(scheduler, name, None) for name in named
     )

@@ -171,7 +171,7 @@ def of_standing(hang: Hang, reasons: Sequence[Told], context: Context) -> Findin
 def of_starved(steps: int, seconds: float, reasons: Sequence[Told], context: Context) -> Finding:
     """The finding about requests that make no progress while others do, the worst first."""
     record, limit = KINDS["starved"], context.settings.starved_steps
-    who = f"request {reasons[0][0].rid}"
+    who = f"request {reasons[0][0].name}"
     if len(reasons) > 1:
         who += f" and {len(reasons) - 1} more"
     return record.finding(
@@ -198,7 +198,7 @@ def _waiting(reasons: Sequence[Told]) -> Iterator[str]:
         if reason is None:
             break
         begun = f", {wait.done} tokens computed" if wait.done else ""
-        yield f"request {wait.rid} {wait.place.value} for {seconds:.0f} s{begun}: {reason.line}"
+        yield f"request {wait.name} {wait.place.value} for {seconds:.0f} s{begun}: {reason.line}"
     unnamed = sum(reason is None for _, _, reason in reasons)
     if unnamed:
         yield f"{unnamed} more requests wait"
@@ -209,7 +209,7 @@ def _why(reasons: Sequence[Told], context: Context) -> str:
     for wait, _, reason in reasons:
         if reason is not None and reason.verdict:
             more = [line for line in (reason.like, _fix_that_is_off(reason.fix, context)) if line]
-            return "\n".join((f"request {wait.rid}: {reason.verdict}", *more))
+            return "\n".join((f"request {wait.name}: {reason.verdict}", *more))
     if reasons[0][0].overtaken:
         return (
             "requests that came later are served before it; the order of the queue is the schedule "

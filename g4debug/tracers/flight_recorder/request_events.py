@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from g4debug.findings.record import RequestEvent
@@ -33,6 +33,12 @@ HELD = {  # where SGLang holds requests: the path from its scheduler, and the na
     "cur_batch.reqs": ("runs", "batch"),
     "last_batch.reqs": ("runs", "batch"),
     "running_batch.reqs": ("runs", "batch"),
+    "running_mbs.reqs": ("runs", "batch"),  # one for each stage of a pipeline
+    "disagg_prefill_bootstrap_queue.queue": ("waits", "queue for the other server"),
+    "disagg_prefill_inflight_queue": ("waits", "queue of transfers"),
+    "disagg_decode_prealloc_queue.queue": ("waits", "queue for the other server"),
+    "disagg_decode_prealloc_queue.retracted_queue": ("waits", "queue of retracted requests"),
+    "disagg_decode_transfer_queue.queue": ("waits", "queue of transfers"),
 }
 STOPS = {
     "FINISH_LENGTH": "length",
@@ -136,16 +142,22 @@ class RequestEvents:
     def _now(self) -> list[RequestEvent]:
         found: dict[str, RequestEvent] = {}
         for path, (kind, where) in HELD.items():
-            held: Any = self.recorder.scheduler
+            held: list[Any] = [self.recorder.scheduler]
             for name in path.split("."):
-                held = getattr(held, name, None)
-            for req in held if isinstance(held, (list, deque, tuple)) else (held,):
+                found_there = [getattr(one, name, None) for one in held]
+                held = [one for there in found_there for one in _each(there)]
+            for entry in held:
+                req = getattr(entry, "req", entry)  # disaggregation has entries of its own
                 rid = str(getattr(req, "rid", ""))
                 if rid and rid not in found and not req.finished():
                     found[rid] = RequestEvent(
                         self.recorder.step, time.time_ns(), rid, kind, **facts(req), note=where
                     )
         return list(found.values())
+
+
+def _each(held: Any) -> Iterable[Any]:
+    return held if isinstance(held, (list, deque, tuple)) else (held,)
 
 
 def facts(req: Any) -> dict[str, int]:

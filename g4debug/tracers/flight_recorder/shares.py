@@ -9,7 +9,7 @@ from typing import Any
 from g4debug.hooking import req_kv
 from g4debug.ledger import cache_tree
 from g4debug.tracers.flight_recorder import admission
-from g4debug.tracers.flight_recorder.work import Work
+from g4debug.tracers.flight_recorder.work import Work, name
 
 SHOWN = 4  # requests that are named
 
@@ -39,7 +39,7 @@ class Shares:
     def words(self, me: Any) -> Iterator[str]:
         """Who holds how much. me: the request that asks."""
         for share in self.requests[:SHOWN]:
-            whose = "itself" if share.work.request is me else f"request {share.work.request.rid}"
+            whose = "itself" if share.work.request is me else f"request {name(share.work.request)}"
             text = f"{share.tokens} are held by {whose}"
             if share.work.request is not me:
                 text += f" ({share.work.place.value})"

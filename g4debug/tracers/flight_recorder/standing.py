@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from typing import Any
 
 from g4debug.tracers.base import Context
 from g4debug.tracers.flight_recorder import reasons, report, work
@@ -19,6 +20,7 @@ from g4debug.tracers.flight_recorder.waits import Wait, Waits
 from g4debug.tracers.flight_recorder.work import Work
 
 LIVE = 3.0  # seconds; who has waited for so long is shown by doctor
+OLD = 2.0  # seconds; what doctor shows says its age if it is older
 SHOWN = 8  # requests that doctor shows
 NAMED = 4  # requests whose reasons are in a finding
 SHARE = 500  # a look takes at most one part in so many of the time
@@ -31,6 +33,8 @@ class Standing:
         self.waits = Waits()
         self.stands = False  # that was told, and no step was made since
         self._due = 0.0
+        self._shown: list[str] = []  # by doctor, made at ``_shown_at``, anew at ``_show_at``
+        self._shown_at = self._show_at = 0.0
 
     def look(self) -> None:
         """Called in each round of the event loop, after ``progress``."""
@@ -54,6 +58,15 @@ class Standing:
         stands = ""
         if self.stands:
             stands = f"it stands: no step for {self._seconds():.0f} s, although requests wait"
+        now = time.monotonic()
+        if now >= self._show_at:
+            self._shown, self._shown_at = self._waiting(scheduler), now
+            self._show_at = now + SHARE * (time.monotonic() - now)
+        age = now - self._shown_at
+        old = [f"this is as of {age:.0f} s ago"] if self._shown and age >= OLD else []
+        return stands, self._shown + old
+
+    def _waiting(self, scheduler: Any) -> list[str]:
         items = work.of(scheduler)
         self.waits.look(items, self.progress.loop, self.recorder.step)
         some = [w for w in self.waits.all.values() if self._waited(w) >= LIVE]
@@ -62,10 +75,10 @@ class Standing:
         for wait in some[:SHOWN]:
             reason = reasons.of(scheduler, Work(wait.request, wait.place), items, steps)
             verb = "waits" if wait.place not in (work.Place.RUNS,) else "runs without progress for"
-            told.append(f"request {wait.rid} {verb} {self._waited(wait):.0f} s: {reason.line}")
+            told.append(f"request {wait.name} {verb} {self._waited(wait):.0f} s: {reason.line}")
         if len(some) > SHOWN:
             told.append(f"{len(some) - SHOWN} more requests wait")
-        return stands, told
+        return told
 
     def _judge(self, items: list[Work]) -> None:
         limit = self.settings.hang_seconds
@@ -96,14 +109,12 @@ class Standing:
             self.context.trap.tell(finding)
 
     def _starves(self, wait: Wait) -> bool:
-        """No progress for so many steps; and it had begun, or one that came later has begun.
+        """No progress for so many steps, without those in which it waited for its turn.
 
-        A request that only waits for its turn in a long queue does not starve.
+        So a request in a long queue that nobody overtakes does not starve.
         """
         most = self.settings.starved_steps
-        return bool(
-            most and self.recorder.step - wait.step >= most and (wait.done or wait.overtaken)
-        )
+        return bool(most and self.recorder.step - wait.turn >= most)
 
     def _reasons(
         self, waits: list[Wait], items: list[Work], steps: bool

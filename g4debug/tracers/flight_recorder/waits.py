@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from g4debug.hooking import req_kv
-from g4debug.tracers.flight_recorder.work import Place, Work
+from g4debug.tracers.flight_recorder.work import Place, Work, name
 
 BEGUN = (Place.RUNS, Place.CHUNK)
 
 
 @dataclass
 class Wait:
-    """One request. order: as the requests were first seen. loop, step: at its last progress.
+    """One request. order: as the requests came into the queue. loop, step: at its last progress.
 
+    turn: ``step``, and with it the steps since then in which it waited for its turn in the queue.
     done: the most tokens that were computed or generated for it; a retraction takes none away.
     overtaken: a request that came later has begun since its last progress.
     """
@@ -25,6 +26,7 @@ class Wait:
     order: int
     loop: float
     step: int
+    turn: int
     done: int = 0
     overtaken: bool = False
     told: bool = False
@@ -33,6 +35,11 @@ class Wait:
     def rid(self) -> str:
         return str(getattr(self.request, "rid", ""))
 
+    @property
+    def name(self) -> str:
+        """The id, as it may stand in a sentence."""
+        return name(self.request)
+
 
 class Waits:
     """The requests at the last look, in the order of :func:`work.of`."""
@@ -40,6 +47,7 @@ class Waits:
     def __init__(self) -> None:
         self.all: dict[int, Wait] = {}  # by the id of the object, which each entry keeps alive
         self._count = 0
+        self._step = 0  # at the last look
 
     def forget(self) -> None:
         """Nothing is due: from now on everybody waits anew."""
@@ -54,19 +62,30 @@ class Waits:
                 continue
             found = before.get(id(request))
             if found is None:
-                found = Wait(request, place, self._count, loop, step)
-                self._count += 1
+                found = Wait(request, place, self._next(), loop, step, step)
+            elif found.place not in BEGUN and not found.overtaken:
+                found.turn += step - self._step
+            if found.place.outside and not place.outside:
+                # It comes into the queue only now, behind the others.
+                found.order, found.loop, found.step, found.turn = self._next(), loop, step, step
+            elif found.place in BEGUN and place not in BEGUN:
+                found.order = self._next()  # it was retracted, and goes behind the others
             found.place = place
             self.all[id(request)] = found
             done = _done(request) if place in BEGUN else 0
             if done > found.done:
                 if not found.done:
                     newest = max(newest, found.order)
-                found.done, found.loop, found.step = done, loop, step
+                found.done, found.loop, found.step, found.turn = done, loop, step, step
                 found.overtaken = found.told = False
+        self._step = step
         for wait in self.all.values():
-            if wait.order < newest and not wait.done:
+            if wait.order < newest and wait.place not in BEGUN and not wait.place.outside:
                 wait.overtaken = True
+
+    def _next(self) -> int:
+        self._count += 1
+        return self._count
 
 
 def _done(request: Any) -> int:

@@ -6,6 +6,10 @@ from collections.abc import Iterable, Iterator
 from enum import Enum
 from typing import Any, NamedTuple
 
+from g4debug.hooking import req_kv
+
+LONGEST = 80  # characters of an id
+
 
 class Place(Enum):
     """The values are what a report says of a request there."""
@@ -71,6 +75,18 @@ def running(scheduler: Any) -> list[Any]:
     """The requests of the batches that decode: one, or one for each pipeline stage."""
     batches = (getattr(scheduler, "running_batch", None), *(getattr(scheduler, "running_mbs", ())))
     return [r for batch in batches for r in getattr(batch, "reqs", None) or ()]
+
+
+def name(request: Any) -> str:
+    """A request's id in a sentence. The client may have chosen it: of any length and characters."""
+    rid = str(getattr(request, "rid", ""))
+    text = "".join(c if c.isprintable() else "?" for c in rid[:LONGEST])
+    return text + ("…" if len(rid) > LONGEST else "")
+
+
+def holds_memory(request: Any) -> bool:
+    """True if a request has a row, and so may have pages."""
+    return req_kv.column([request], req_kv.ROW)[0] >= 0
 
 
 def _has_ended(request: Any) -> bool:

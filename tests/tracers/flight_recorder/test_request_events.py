@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from types import SimpleNamespace
 from typing import Any
 
@@ -135,6 +136,29 @@ def test_where_each_request_is_now(events: RequestEvents, context: Context) -> N
         "runs": ("runs", "batch"),
     }
     assert (now["runs"].output, now["part"].allocated, now["part"].evicted) == (5, 64, 0)
+
+
+def test_where_requests_of_a_pipeline_and_of_disaggregation_are(
+    events: RequestEvents, context: Context
+) -> None:
+    queue, entry = SimpleNamespace, lambda rid: SimpleNamespace(req=req(rid))
+    context.recorder.scheduler = SimpleNamespace(
+        waiting_queue=deque(),
+        running_batch=SimpleNamespace(reqs=[]),
+        running_mbs=[SimpleNamespace(reqs=[req("stage 0")]), SimpleNamespace(reqs=[req("1")])],
+        disagg_prefill_bootstrap_queue=None,
+        disagg_prefill_inflight_queue=[req("sent")],
+        disagg_decode_prealloc_queue=queue(queue=[entry("asks")], retracted_queue=[req("again")]),
+        disagg_decode_transfer_queue=queue(queue=[entry("comes")]),
+    )
+    assert {e.request: (e.kind, e.note) for e in kept(events)} == {
+        "stage 0": ("runs", "batch"),
+        "1": ("runs", "batch"),
+        "sent": ("waits", "queue of transfers"),
+        "asks": ("waits", "queue for the other server"),
+        "again": ("waits", "queue of retracted requests"),
+        "comes": ("waits", "queue of transfers"),
+    }
 
 
 @pytest.mark.parametrize(

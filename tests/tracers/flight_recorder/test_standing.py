@@ -5,6 +5,7 @@ The reasons are SGLang's figures: test_admission.py. Real servers: test_standing
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from types import SimpleNamespace
 
@@ -153,6 +154,33 @@ def test_a_second_stand_still_is_told_again(server):
     server.turn(LIMIT)
     assert server.told == ["hang: 3"]
     assert len(server.findings()) == 3
+
+
+def test_a_server_that_stands_again_and_again_leaves_dumps_for_other_findings(server, caplog):
+    request = server.has.chunked_req = Request("long", 704)
+    for _ in range(12):
+        server.turn(2 * LIMIT)
+        server.step(0.1, request)
+    assert server.told == ["hang: 12"]
+    assert "of a finding that was told before" in caplog.text
+    (found, *_), before = server.findings(), len(server.findings())
+    assert before == 4
+    server.context.trap.tell(dataclasses.replace(found, check="kv-allocator", kind="double-free"))
+    assert len(server.findings()) == before + 1
+
+
+def test_an_id_that_a_client_has_chosen_floods_and_steers_nothing(server, caplog):
+    """The status of doctor has room for 1 MiB, and goes away if it is more."""
+    evil = Request("\x1b[2Ja\nERROR forged" + "x" * (2 << 20))
+    server.has.waiting_queue.append(evil)
+    server.turn(2 * LIMIT)
+    (line,) = server.flight.standing.live()[1]
+    (found,) = server.findings()
+    for text in (line, found.headline, found.got, found.cause, caplog.text):
+        assert "\x1b" not in text
+        assert "\nERROR forged" not in text
+        assert len(text) < 5000
+    assert found.location.request.startswith("\x1b[2Ja\n")  # as in the rest of the dump
 
 
 @pytest.mark.parametrize("mode", ["raise", "contain", "log"])
@@ -363,3 +391,115 @@ def test_a_look_at_a_long_queue_is_made_less_often(server):
     before = server.now
     server.turn(1, each=1)
     assert server.flight.standing._due - before > 9
+
+
+def overtake(server, number: int) -> None:
+    """Somebody who has come later begins, and is served for many steps."""
+    newer = Request(f"newer{number}")
+    server.has.waiting_queue.append(newer)
+    server.turn(1)
+    server.has.waiting_queue.remove(newer)
+    server.has.running_batch.reqs[:] = [newer]
+    serve(server, newer)
+
+
+@pytest.mark.parametrize("place", ["grammar", "peer"])
+def test_who_comes_into_the_queue_late_waits_for_its_turn_there(server, place):
+    """Its grammar took minutes, or the other server did. In the queue nobody overtakes it."""
+    late = Request("late")
+    server.has.disagg_prefill_bootstrap_queue = SimpleNamespace(queue=[])
+    outside = {
+        "grammar": server.has.grammar_manager.grammar_queue,
+        "peer": server.has.disagg_prefill_bootstrap_queue.queue,
+    }[place]
+    outside.append(late)
+    server.turn(1)
+    for n in range(3):
+        overtake(server, n)
+    outside.clear()
+    server.has.waiting_queue += [Request("first"), late]
+    serve(server, *server.has.running_batch.reqs, steps=STEPS - 10)
+    assert server.told == []
+    assert server.flight.standing.waits.all[id(late)].loop > server.flight.progress.loop - 40
+    for n in range(3, 5):
+        overtake(server, n)
+    assert server.told == ["starved: 1"]
+
+
+def test_a_retracted_request_waits_for_its_turn(server):
+    """SGLang puts it behind all others, which come first then, and it begins anew."""
+    retracted, queue = Request("retracted", 90), [Request(f"r{n}") for n in range(8)]
+    server.has.running_batch.reqs[:] = [retracted]
+    server.has.waiting_queue += queue
+    server.turn(1)
+    retracted.kv_committed_len = 0
+    server.has.waiting_queue.append(retracted)
+    for _ in queue:
+        server.has.running_batch.reqs[:] = [server.has.waiting_queue.pop(0)]
+        serve(server, *server.has.running_batch.reqs, steps=STEPS // 2)
+    server.has.waiting_queue.clear()
+    server.has.running_batch.reqs[:] = [retracted]
+    retracted.kv_committed_len = 30  # the first chunk of what it had
+    other = Request("other", 4)
+    serve(server, other, steps=STEPS // 2)
+    assert server.told == []
+    serve(server, other)
+    assert server.told == ["starved: 1"]
+
+
+def test_a_retracted_request_that_is_overtaken_starves(server):
+    retracted = Request("retracted", 90)
+    server.has.running_batch.reqs[:] = [retracted]
+    server.turn(1)
+    retracted.kv_committed_len = 0
+    server.has.waiting_queue.append(retracted)
+    for n in range(4):
+        overtake(server, n)
+    assert server.told == ["starved: 1"]
+
+
+@pytest.mark.parametrize(
+    ("queue", "holds", "told"),
+    [
+        ("disagg_prefill_inflight_queue", True, []),
+        ("disagg_decode_transfer_queue", True, []),
+        ("disagg_prefill_bootstrap_queue", False, ["hang: 1"]),
+    ],
+)
+def test_memory_that_a_transfer_holds_is_for_the_other_server_to_free(server, queue, holds, told):
+    """A decode server that is slow lets its prefill server wait, and SGLang ends that by itself."""
+    sent = Request("sent", 64 * holds)
+    sent.req_pool_idx = 0 if holds else None
+    setattr(server.has, queue, [sent])
+    server.has.waiting_queue.append(Request("next"))
+    server.turn(2 * LIMIT)
+    assert server.told == told
+    getattr(server.has, queue).clear()
+    server.turn(2 * LIMIT)
+    assert server.told == ["hang: 1"]
+
+
+def test_what_doctor_shows_of_a_long_queue_is_read_less_often(server):
+    """The status is told once in a second, in the scheduler's own loop."""
+    server.has.waiting_queue += [Request(str(n)) for n in range(3)]
+    server.turn(LIMIT + 5)
+    look, looks = server.flight.standing.waits.look, []
+
+    def slow(*args):
+        look(*args)
+        looks.append(server.now)
+        server.now += 0.02
+
+    server.flight.standing.waits.look = slow
+    server.flight.standing._due = server.now + 1000
+    for _ in range(9):
+        server.now += 1
+        server.flight.progress.came_round()
+        stands, told = server.flight.standing.live()
+        assert "it stands: no step for" in stands
+        assert told[0].startswith("request 0 waits")
+    assert len(looks) == 1
+    assert told[-1] == "this is as of 8 s ago"
+    server.now += 2
+    assert len(server.flight.standing.live()[1]) == 3
+    assert len(looks) == 2
