@@ -15,8 +15,8 @@ Where `out` is given, the result is written into it and `out` is returned, as th
 
 Shapes: query `[tokens, q_heads, dim]`; kv_cache a pair of `[pages, kv_heads, page, dim]` (HND);
 block_tables `[bs, columns]` int; seq_lens `[bs]` int; sinks `[q_heads]`; out like query, in
-`out_dtype`. All is computed in float32. The stand-ins are needed because both kernels are for CUDA only. Source of the
-idea: PagedAttention (Kwon et al., 2023).
+`out_dtype`. All is computed in float32. The stand-ins are needed because both kernels are for CUDA
+only. Source of the idea: PagedAttention (Kwon et al., 2023).
 
 If a cell that the kernel would dereference has a page outside the cache, that is a device fault and
 not an exception (see `fault`), and the output of that row is zeros. Cells past the row's length, or

@@ -11,7 +11,8 @@ other's keys, which are given apart::
 The mask is a verify's mask: for row b, from ``mask_indptr[b]`` on, one line for each query, of
 ``window_kv_offsets[b] + p + n`` cells. The prefix is not masked if ``skip_prefix_custom_mask``.
 W is the window. With ``s = scale * <q, k>``, capped by ``logit_cap * tanh(s / logit_cap)``, the
-output is ``softmax(s) V``, with `sinks` as in `paged_attention`. Heads are grouped: query head h reads KV head h // (q_heads / kv_heads).
+output is ``softmax(s) V``, with `sinks` as in `paged_attention`. Heads are grouped: query head h
+reads KV head h // (q_heads / kv_heads).
 
 Shapes: q, o ``[tokens, q_heads, dim]``; k_extend, v_extend ``[tokens, kv_heads, dim]``; the buffers
 ``[slots, kv_heads, dim]``. ``o`` is written in place. All is computed in float32. The stand-ins are
