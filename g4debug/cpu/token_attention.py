@@ -15,9 +15,10 @@ output is ``softmax(s) V``, with `sinks` as in `paged_attention`. Heads are grou
 reads KV head h // (q_heads / kv_heads).
 
 Shapes: q, o ``[tokens, q_heads, dim]``; k_extend, v_extend ``[tokens, kv_heads, dim]``; the buffers
-``[slots, kv_heads, dim]``. ``o`` is written in place. All is computed in float32. The stand-ins are
-needed because SGLang's own kernels take minutes in Triton's interpreter; a test compares them with
-those kernels there.
+``[slots, kv_heads, dim]``. V may have another dim than K. In a prefill of MLA without a prefix the
+buffers, which hold compressed KV and are not read, have other heads and dims. ``o`` is written in
+place. All is computed in float32. The stand-ins are needed because SGLang's own kernels take
+minutes in Triton's interpreter; a test compares them with those kernels there.
 
 An index outside of the buffer is a device fault and not an exception (see `fault`), and the output
 of that row is zeros.
@@ -52,8 +53,11 @@ def decode_attention_fwd(
     use_pdl: bool = False,
     **options: object,
 ) -> None:
-    """One query for each row. attn_logits, attn_lse, num_kv_splits: the kernel's scratch memory."""
-    _refuse("decode_attention_fwd", options, xai=xai_temperature_len > 0, mla=has_mla)
+    """One query for each row. attn_logits, attn_lse, num_kv_splits: the kernel's scratch memory.
+
+    has_mla: v_buffer is the beginning of k_buffer, so that the kernel need not read it, too.
+    """
+    _refuse("decode_attention_fwd", options, xai=xai_temperature_len > 0)
     bounds, group = kv_indptr.tolist(), q.shape[1] // k_buffer.shape[1]
     for b in range(q.shape[0]):
         o[b].zero_()
@@ -95,7 +99,7 @@ def extend_attention_fwd(
     """Prefill, draft extend and verify: rows with as many queries as tokens that are new."""
     _refuse("extend_attention_fwd", options, xai=xai_temperature_len > 0)
     begins, bounds = qo_indptr.tolist(), kv_indptr.tolist()
-    group = q_extend.shape[1] // k_buffer.shape[1]
+    group = q_extend.shape[1] // k_extend.shape[1]
     scale = q_extend.shape[-1] ** -0.5 if sm_scale is None else sm_scale
     for b in range(len(begins) - 1):
         first, end = begins[b], begins[b + 1]
@@ -116,8 +120,10 @@ def extend_attention_fwd(
             if skip_prefix_custom_mask:
                 mask = torch.cat((mask.new_ones(queries, prefix), mask[:, prefix:]), 1)
             seen = window & mask
-        keys = torch.cat((k_buffer[slots].float() * k_scale, k_extend[first:end].float()))
-        values = torch.cat((v_buffer[slots].float() * v_scale, v_extend[first:end].float()))
+        keys, values = k_extend[first:end].float(), v_extend[first:end].float()
+        if prefix:
+            keys = torch.cat((k_buffer[slots].float() * k_scale, keys))
+            values = torch.cat((v_buffer[slots].float() * v_scale, values))
         out = _attend(q_extend[first:end], keys, values, scale, logit_cap, seen, group, sinks)
         o_extend[first:end] = out.to(o_extend.dtype)
 

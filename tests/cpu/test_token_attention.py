@@ -109,6 +109,44 @@ def test_extend_is_sglangs_kernel(window: int, masked: str, sunk: bool) -> None:
     torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.usefixtures("sglang")
+def test_decode_of_mla_is_sglangs_kernel() -> None:
+    """One KV head for all, whose V is the beginning of its K. The kernel knows two such shapes."""
+    dim, narrow = 288, 256
+    q, k = normal(3, HEADS, dim), normal(SLOTS, 1, dim, seed=2)
+    v = k[..., :narrow]
+    indptr, indices = lists([7, 1, 20])
+    splits = torch.full((3,), 4, dtype=torch.int32)
+    found = []
+    for kernel in (token_attention.decode_attention_fwd, sglangs("decode_attention_fwd")):
+        o, lse = torch.full((3, HEADS, narrow), 7.0), torch.zeros(3, HEADS, 4)
+        logits = torch.zeros(3, HEADS, 4, narrow)
+        kernel(q, k, v, o, indptr, indices, logits, lse, splits, 4, 0.1, 1.0, 1.0, has_mla=True)
+        found.append(o)
+    torch.testing.assert_close(*found, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("prefix", [0, 5])
+@pytest.mark.usefixtures("sglang")
+def test_prefill_of_mla_is_sglangs_kernel(prefix: int) -> None:
+    """Without a prefix K and V are whole, though the pool's are compressed; else all are so."""
+    heads, dim, narrow = (1, DIM, DIM // 2) if prefix else (HEADS, 2 * DIM, DIM)
+    q, k = normal(4, HEADS, dim), normal(4, heads, dim, seed=2)
+    v = k[..., :narrow].contiguous()
+    pool = normal(SLOTS, 1, DIM, seed=6)
+    indptr, indices = lists([prefix])
+    begins = torch.tensor([0, 4], dtype=torch.int32)
+    found = []
+    for kernel in (token_attention.extend_attention_fwd, sglangs("extend_attention_fwd")):
+        o = torch.full((4, HEADS, narrow), 7.0)
+        kernel(
+            q, k, v, o, pool, pool[..., : DIM // 2], begins, indptr, indices, None, True, None, 4,
+            1.0, 1.0, 0.25,
+        )  # fmt: skip
+        found.append(o)
+    torch.testing.assert_close(*found, atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize("bad", [-1, SLOTS, 10**9])
 def test_an_index_outside_breaks_the_device(bad: int) -> None:
     q, k = normal(2, HEADS, DIM), normal(SLOTS, KV_HEADS, DIM, seed=2)
