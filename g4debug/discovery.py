@@ -1,4 +1,4 @@
-"""Finds tracers, faults and fixes by the names of their files. There is no list to edit.
+"""Finds tracers, faults, fixes and toys by the names of their files. There is no list to edit.
 
 An item is one module (``faults/page_oob.py``) or one folder (``tracers/page_table/``, which is
 recognised by its ``tracer.py``). Its id is that name with ``-`` for ``_``. To list the names, no
@@ -17,13 +17,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal
 
-Noun = Literal["tracer", "fault", "fix"]
+Noun = Literal["tracer", "fault", "fix", "toy"]
 
 # The folders of each kind of item. Performance paths are fixes, but have a folder of their own.
 FOLDERS: Final[dict[Noun, tuple[str, ...]]] = {
     "tracer": ("g4debug.tracers",),
     "fault": ("g4debug.faults",),
     "fix": ("g4debug.fixes", "g4debug.fixes.paths"),
+    "toy": ("g4debug.cpu.toys",),
 }
 _OLDER: Final = "before_"
 # Modules in the same folders that are no items. Other rooms use them, so their names have no
@@ -38,7 +39,7 @@ FORMER: Final = {"swa-allocator": "kv-allocator"}
 
 
 def names(noun: Noun) -> tuple[str, ...]:
-    """The ids of all tracers, faults or fixes, sorted."""
+    """The ids of all items of a kind, sorted."""
     return tuple(sorted(_modules(noun)))
 
 
@@ -48,7 +49,7 @@ def module_name(noun: Noun, name: str) -> str:
 
 
 def load(noun: Noun, name: str) -> Any:
-    """The declaration of an item: the module's ``TRACER``, ``FAULT`` or ``FIX``.
+    """The declaration of an item: the module's ``TRACER``, ``FAULT``, ``FIX`` or ``TOY``.
 
     Raises AttributeError if the module does not declare it, and ValueError if the id that it
     declares differs from its file name. Both are mistakes of the item's author.

@@ -1,4 +1,4 @@
-"""`g4debug cpu-server`: a real SGLang server on a toy Gemma-4, on a machine without a GPU."""
+"""`g4debug cpu-server`: a real SGLang server on a toy model, on a machine without a GPU."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ import argparse
 import importlib.util
 import os
 import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from g4debug import discovery
 
 NAME = "cpu-server"
-HELP = "start a real SGLang server on a toy Gemma-4, without a GPU"
+HELP = "start a real SGLang server on a toy model, without a GPU"
 NEEDS_SGLANG = True
 PASS_THROUGH = True  # unknown flags are sglang.launch_server's
 
@@ -17,11 +21,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Start sglang.launch_server on the CPU engine.\n"
         "\n"
-        "It serves a toy Gemma-4 and its MTP assistant. You may add any flag of\n"
-        "sglang.launch_server; it wins over the default. With --model-path your model\n"
-        "takes the place of the toy, and MTP is off unless you ask for it."
+        "It serves a toy model, by default Gemma-4 with its MTP assistant. You may add any\n"
+        "flag of sglang.launch_server; it wins over the default. With --model-path your\n"
+        "model takes the place of the toy, and MTP is off unless you ask for it.\n"
+        "\n"
+        "The toys:\n" + "\n".join(_toys())
+    )
+    parser.add_argument(
+        "--model", metavar="TOY", help="a toy from the list above, or as --model-path"
     )
     parser.add_argument("--no-mtp", action="store_true", help="serve without the MTP assistant")
+
+
+def _toys() -> Iterator[str]:
+    for name in discovery.names("toy"):
+        yield f"  {name:<12}{discovery.load('toy', name).about}"
 
 
 def run(args: argparse.Namespace) -> int:
@@ -36,10 +50,23 @@ def run(args: argparse.Namespace) -> int:
         return 2
     try:
         cpu.refuse_cuda("g4debug cpu-server")
-        command = server.command(list(args.rest), mtp=not args.no_mtp)
+        model, flags = _model(args.model), list(args.rest)
+        if model is None:
+            flags = [f"--model-path={args.model}", *flags]
+        command = server.command(flags, not args.no_mtp, model or server.DEFAULT)
     except cpu.CpuEngineError as error:
         print(error, file=sys.stderr)
         return 2
     print("g4debug:", " ".join(command), file=sys.stderr, flush=True)
     # The server takes over this process, so signals and the exit status are its own.
     os.execve(command[0], command, cpu.environment(os.environ))
+
+
+def _model(given: str | None) -> str | None:
+    """The toy; None for a model of the user's, which SGLang calls --model, too."""
+    from g4debug.cpu import server
+
+    own = given is not None and given not in discovery.names("toy")
+    if given is not None and own and ("/" in given or Path(given).exists()):
+        return None
+    return given or server.DEFAULT

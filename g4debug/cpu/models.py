@@ -5,18 +5,32 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from g4debug.cpu.geometry import E2B, E4B_256, SPECIAL_TOKENS, TINY, Geometry
 
-__all__ = ["E2B", "E4B_256", "TINY", "Geometry", "tiny_models", "write"]
+__all__ = ["E2B", "E4B_256", "TINY", "Checkpoint", "Geometry", "tiny_models", "write"]
 
 CODE_VERSION: Final = 1  # raise it whenever weights.py gives other numbers
 SHARD_BYTES: Final = 4_500_000_000  # a larger tensor still gets a shard of its own
 STAMP: Final = "g4debug-model.json"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model's folder. tensors: by the names that they have in a checkpoint of Hugging Face's.
+
+    The words of its tokenizer are `words` in number, and a sequence has at most `max_position`.
+    """
+
+    folder: str
+    config: Mapping[str, Any]
+    tensors: Iterator[tuple[str, Any]]
+    words: int
+    max_position: int
 
 
 def tiny_models() -> tuple[Path, Path]:
@@ -36,8 +50,7 @@ def write(
     """Write `directory/target` and `directory/assistant`, unless they are there already.
 
     With `device="cuda"` the GPU draws the numbers, which takes seconds for E4B_256; they are not
-    those that a CPU draws. Several processes may do this at once: the directory appears by one
-    rename.
+    those that a CPU draws.
     """
     directory = Path(directory)
     stamp = {
@@ -46,35 +59,43 @@ def write(
         "device": device.split(":")[0],
         "code": CODE_VERSION,
     }
-    paths = directory / "target", directory / "assistant"
+
+    def checkpoints() -> Iterator[Checkpoint]:
+        from g4debug.cpu import weights
+
+        made = weights.Weights(geometry, seed, device)
+        for name, config, tensors in (
+            ("target", geometry.target_config(), weights.target_tensors(made)),
+            ("assistant", geometry.assistant_config(), weights.assistant_tensors(made)),
+        ):
+            yield Checkpoint(name, config, tensors, geometry.vocab, geometry.max_position)
+
+    write_once(directory, stamp, checkpoints)
+    return directory / "target", directory / "assistant"
+
+
+def write_once(
+    directory: Path, stamp: Mapping[str, Any], checkpoints: Callable[[], Iterable[Checkpoint]]
+) -> None:
+    """Write the checkpoints into `directory`, unless it has this stamp already.
+
+    Several processes may do this at once: the directory appears by one rename.
+    """
     if _stamp_of(directory) == stamp:
-        return paths
+        return
     if directory.exists() and _stamp_of(directory) is None and any(directory.iterdir()):
         raise FileExistsError(
             f"{directory} has other files in it: choose an empty directory, or one that g4debug "
             "wrote."
         )
-    _write_all(geometry, directory, seed, device, stamp)
-    return paths
-
-
-def _write_all(
-    geometry: Geometry, directory: Path, seed: int, device: str, stamp: dict[str, Any]
-) -> None:
-    from g4debug.cpu import weights
-
-    made = weights.Weights(geometry, seed, device)
     draft = directory.with_name(f"{directory.name}.{os.getpid()}.tmp")
     try:
-        for name, config, tensors in (
-            ("target", geometry.target_config(), weights.target_tensors(made)),
-            ("assistant", geometry.assistant_config(), weights.assistant_tensors(made)),
-        ):
-            folder = draft / name
+        for checkpoint in checkpoints():
+            folder = draft / checkpoint.folder
             folder.mkdir(parents=True)
-            _save_tensors(folder, tensors, geometry.dtype)
-            _write_json(folder / "config.json", config)
-            _save_tokenizer(folder, geometry)
+            _save_tensors(folder, checkpoint.tensors, checkpoint.config["dtype"])
+            _write_json(folder / "config.json", checkpoint.config)
+            _save_tokenizer(folder, checkpoint)
         _write_json(draft / STAMP, stamp)
         if _stamp_of(directory) == stamp:
             return  # another process was faster
@@ -128,11 +149,11 @@ def _save_tensors(folder: Path, tensors: Iterator[tuple[str, Any]], dtype_name: 
     _write_json(folder / "model.safetensors.index.json", index)
 
 
-def _save_tokenizer(folder: Path, geometry: Geometry) -> None:
+def _save_tokenizer(folder: Path, checkpoint: Checkpoint) -> None:
     """Write a tokenizer with one word for each token: `w4 w5 ...`, split at white space."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    words = [*SPECIAL_TOKENS, *(f"w{i}" for i in range(len(SPECIAL_TOKENS), geometry.vocab))]
+    words = [*SPECIAL_TOKENS, *(f"w{i}" for i in range(len(SPECIAL_TOKENS), checkpoint.words))]
     vocabulary = {word: i for i, word in enumerate(words)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -144,7 +165,7 @@ def _save_tokenizer(folder: Path, geometry: Geometry) -> None:
         "eos_token": "<eos>",
         "bos_token": "<bos>",
         "unk_token": "<unk>",
-        "model_max_length": geometry.max_position,
+        "model_max_length": checkpoint.max_position,
     }
     _write_json(folder / "tokenizer_config.json", settings)
     _write_json(folder / "generation_config.json", {"eos_token_id": 1, "bos_token_id": 2})

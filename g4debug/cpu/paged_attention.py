@@ -7,15 +7,16 @@ For row b with n = seq_lens[b] tokens in its pages and m queries, which are its 
     o_i = bmm2_scale * softmax(s_i) V
 
 Heads are grouped: query head h reads KV head h // (q_heads / kv_heads). If window_left < 0, there
-is no window.
+is no window. With `sinks` (gpt-oss: one logit for each query head), the softmax of head h has one
+more term, exp(sinks[h]), in its denominator: a part of the attention that goes to no key.
 
 Where `out` is given, the result is written into it and `out` is returned, as the kernels do.
 `multi_ctas_kv_counter_buffer` is scratch memory of the kernel; the result does not depend on it.
 
 Shapes: query `[tokens, q_heads, dim]`; kv_cache a pair of `[pages, kv_heads, page, dim]` (HND);
-block_tables `[bs, columns]` int; seq_lens `[bs]` int; out like query, in `out_dtype`. All is
-computed in float32. The stand-ins are needed because both kernels are for CUDA only. Source of the
-idea: PagedAttention (Kwon et al., 2023).
+block_tables `[bs, columns]` int; seq_lens `[bs]` int; sinks `[q_heads]`; out like query, in
+`out_dtype`. All is computed in float32. The stand-ins are needed because both kernels are for CUDA
+only. Source of the idea: PagedAttention (Kwon et al., 2023).
 
 If a cell that the kernel would dereference has a page outside the cache, that is a device fault and
 not an exception (see `fault`), and the output of that row is zeros. Cells past the row's length, or
@@ -45,6 +46,7 @@ def trtllm_batch_decode_with_kv_cache(
     q_len_per_req: int | None = 1,
     out: torch.Tensor | None = None,
     multi_ctas_kv_counter_buffer: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
     **options: object,
 ) -> torch.Tensor:
     """Each row has the same number of queries: 1 in a decode, the draft tokens in a verify."""
@@ -54,6 +56,7 @@ def trtllm_batch_decode_with_kv_cache(
     return attend(
         "trtllm_batch_decode_with_kv_cache", query, kv_cache, block_tables, seq_lens, starts,
         float(bmm1_scale), float(bmm2_scale), window_left, out_dtype, out,
+        sinks,
     )  # fmt: skip
 
 
@@ -74,6 +77,7 @@ def trtllm_batch_context_with_kv_cache(
     out_dtype: torch.dtype | None = None,
     out: torch.Tensor | None = None,
     causal: bool = True,
+    sinks: torch.Tensor | None = None,
     **options: object,
 ) -> torch.Tensor:
     """A prefill: the queries of row b are `query[cum_seq_lens_q[b] : cum_seq_lens_q[b + 1]]`."""
@@ -81,17 +85,18 @@ def trtllm_batch_context_with_kv_cache(
     return attend(
         "trtllm_batch_context_with_kv_cache", query, kv_cache, block_tables, seq_lens,
         cum_seq_lens_q.tolist(), float(bmm1_scale), float(bmm2_scale), window_left, out_dtype, out,
+        sinks,
     )  # fmt: skip
 
 
 def refuse(kernel: str, options: Mapping[str, object]) -> None:
-    """Raise NotImplementedError for what Gemma-4 does not use: a value but None and False."""
+    """Raise NotImplementedError for what no toy model uses: a value but None and False."""
     for name, value in options.items():
         if value is not None and value is not False:
             got = name if value is True else f"{name}={value!r}"
             raise NotImplementedError(
-                f"the CPU engine's {kernel}: got {got}, expected its default, because "
-                "Gemma-4 does not use it; unset it, or extend the stand-ins in g4debug/cpu."
+                f"the CPU engine's {kernel}: got {got}, expected its default, because none of its "
+                "toy models uses it; unset it, or extend the stand-ins in g4debug/cpu."
             )
 
 
@@ -113,6 +118,7 @@ def attend(
     window_left: int,
     out_dtype: torch.dtype | None,
     out: torch.Tensor | None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     num_pages, _, page, _ = kv_cache[0].shape
     shape = (*query.shape[:2], kv_cache[1].shape[-1])
@@ -141,6 +147,7 @@ def attend(
         attend_row(
             out[begin:end], query[begin:end], kv_cache, table[b][columns.start : columns.stop],
             columns.start * page, tokens, bmm1_scale, bmm2_scale, window_left,
+            sinks,
         )  # fmt: skip
     return out
 
@@ -155,6 +162,7 @@ def attend_row(
     bmm1_scale: float,
     bmm2_scale: float,
     window_left: int,
+    sinks: torch.Tensor | None,
 ) -> None:
     """Attend for one request. out, query: [queries, heads, dim]. first: the position of the first
     key, which begins ``pages``. tokens: the length of the sequence.
@@ -169,8 +177,20 @@ def attend_row(
     hidden = _hidden(tokens, queries, first, window_left)
     if hidden is not None:
         scores.masked_fill_(hidden, float("-inf"))
-    o = (scores.softmax(-1) @ values.unsqueeze(1)).mul_(bmm2_scale)
+    o = (weights(scores, sinks) @ values.unsqueeze(1)).mul_(bmm2_scale)
     out.copy_(o.permute(2, 0, 1, 3).flatten(1, 2))
+
+
+def weights(scores: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
+    """The softmax over the last dimension of ``[kv_heads, group, queries, keys]``.
+
+    sinks: `[kv_heads * group]`; each takes its share of a query, so that the weights sum to less
+    than 1.
+    """
+    if sinks is None:
+        return scores.softmax(-1)
+    sink = sinks.float().view(*scores.shape[:2], 1, 1).expand(*scores.shape[:3], 1)
+    return torch.cat((scores, sink), -1).softmax(-1)[..., :-1]
 
 
 def first_bad(row: list[int], columns: range, num_pages: int) -> tuple[int, int] | None:

@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from g4debug.cpu import CpuEngineError
-from g4debug.cpu.models import tiny_models
+from g4debug.cpu import CpuEngineError, toys
 from g4debug.hooking import targets
 
 # With these SGLang runs trtllm_mha and FROZEN_KV_MTP on a CPU, with little memory.
@@ -38,13 +37,8 @@ _kept: deque[socket.socket] = deque(maxlen=64)
 # Below the ports that Linux chooses from, and low enough that SGLang's gRPC port, 10000 above it,
 # is a port.
 PORTS: Final = range(20_000, 32_000)
-# SGLang turns NEXTN into FROZEN_KV_MTP when the draft is a Gemma-4 assistant.
-MTP: Final[Mapping[str, Any]] = {
-    "speculative_algorithm": "NEXTN",
-    "speculative_num_steps": 3,
-    "speculative_eagle_topk": 1,
-    "speculative_num_draft_tokens": 4,
-}
+DEFAULT: Final = "gemma-4"
+MTP: Final[Mapping[str, Any]] = toys.load(DEFAULT).draft
 
 
 def backend_for(page: int) -> str:
@@ -53,13 +47,17 @@ def backend_for(page: int) -> str:
 
 
 def server_arguments(
-    model_dirs: tuple[Path, Path], mtp: bool = True, **overrides: Any
+    model_dirs: tuple[Path, ...], mtp: bool = True, model: str = DEFAULT, **overrides: Any
 ) -> dict[str, Any]:
-    """ServerArgs of SGLang for `(target, assistant)`. An override of None removes the argument."""
-    target, assistant = model_dirs
-    arguments = {"model_path": str(target), **_base()}
-    if mtp:
-        arguments |= {**MTP, "speculative_draft_model_path": str(assistant)}
+    """ServerArgs of SGLang for `(target, draft)` of a toy, or for a target alone.
+
+    mtp: with its draft, if it has one. An override of None removes the argument.
+    """
+    toy = toys.load(model)
+    target, *drafts = model_dirs
+    arguments = {"model_path": str(target), **_base(), **toy.arguments}
+    if mtp and drafts:
+        arguments |= {**toy.draft, "speculative_draft_model_path": str(drafts[0])}
     arguments |= overrides
     return {name: value for name, value in arguments.items() if value is not None}
 
@@ -70,18 +68,24 @@ def _base() -> dict[str, Any]:
 
 
 def engine_arguments(mtp: bool = True, **overrides: Any) -> dict[str, Any]:
-    """Keyword arguments of `sgl.Engine` on the toy models: deterministic and quiet."""
-    return server_arguments(tiny_models(), mtp, **{"log_level": "warning", **overrides})
+    """Keyword arguments of `sgl.Engine` on a toy: deterministic and quiet.
+
+    ``model`` among the overrides is the toy's name.
+    """
+    model = overrides.pop("model", DEFAULT)
+    overrides = {"log_level": "warning", **overrides}
+    return server_arguments(toys.load(model).models(), mtp, model, **overrides)
 
 
-def command(user_flags: Sequence[str] = (), mtp: bool = True) -> list[str]:
+def command(user_flags: Sequence[str] = (), mtp: bool = True, model: str = DEFAULT) -> list[str]:
     """`python -m sglang.launch_server ...` with the user's flags, and defaults for all others."""
     given = {flag.split("=")[0].lstrip("-").replace("-", "_") for flag in user_flags}
-    if "model_path" in given or "model" in given:
-        # The toy assistant fits only the toy target.
+    if "model_path" in given:
+        # A toy's draft fits only its own target.
         arguments = _base()
     else:
-        arguments = server_arguments(tiny_models(), mtp, served_model_name="g4debug-tiny")
+        toy = toys.load(model)
+        arguments = server_arguments(toy.models(), mtp, model, served_model_name=toy.served)
     flags = [
         part
         for name, value in arguments.items()

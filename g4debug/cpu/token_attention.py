@@ -11,12 +11,14 @@ other's keys, which are given apart::
 The mask is a verify's mask: for row b, from ``mask_indptr[b]`` on, one line for each query, of
 ``window_kv_offsets[b] + p + n`` cells. The prefix is not masked if ``skip_prefix_custom_mask``.
 W is the window. With ``s = scale * <q, k>``, capped by ``logit_cap * tanh(s / logit_cap)``, the
-output is ``softmax(s) V``. Heads are grouped: query head h reads KV head h // (q_heads / kv_heads).
+output is ``softmax(s) V``, with `sinks` as in `paged_attention`. Heads are grouped: query head h
+reads KV head h // (q_heads / kv_heads).
 
 Shapes: q, o ``[tokens, q_heads, dim]``; k_extend, v_extend ``[tokens, kv_heads, dim]``; the buffers
-``[slots, kv_heads, dim]``. ``o`` is written in place. All is computed in float32. The stand-ins are
-needed because SGLang's own kernels take minutes in Triton's interpreter; a test compares them with
-those kernels there.
+``[slots, kv_heads, dim]``. V may have another dim than K. In a prefill of MLA without a prefix the
+buffers, which hold compressed KV and are not read, have other heads and dims. ``o`` is written in
+place. All is computed in float32. The stand-ins are needed because SGLang's own kernels take
+minutes in Triton's interpreter; a test compares them with those kernels there.
 
 An index outside of the buffer is a device fault and not an exception (see `fault`), and the output
 of that row is zeros.
@@ -27,7 +29,7 @@ from __future__ import annotations
 import torch
 
 from g4debug.cpu import fault
-from g4debug.cpu.paged_attention import refuse
+from g4debug.cpu.paged_attention import refuse, weights
 
 
 def decode_attention_fwd(
@@ -51,8 +53,11 @@ def decode_attention_fwd(
     use_pdl: bool = False,
     **options: object,
 ) -> None:
-    """One query for each row. attn_logits, attn_lse, num_kv_splits: the kernel's scratch memory."""
-    _refuse("decode_attention_fwd", options, sinks=sinks, xai=xai_temperature_len > 0, mla=has_mla)
+    """One query for each row. attn_logits, attn_lse, num_kv_splits: the kernel's scratch memory.
+
+    has_mla: v_buffer is the beginning of k_buffer, so that the kernel need not read it, too.
+    """
+    _refuse("decode_attention_fwd", options, xai=xai_temperature_len > 0)
     bounds, group = kv_indptr.tolist(), q.shape[1] // k_buffer.shape[1]
     for b in range(q.shape[0]):
         o[b].zero_()
@@ -61,7 +66,7 @@ def decode_attention_fwd(
             continue
         out = _attend(
             q[b : b + 1], k_buffer[slots].float() * k_scale, v_buffer[slots].float() * v_scale,
-            sm_scale, logit_cap, None, group,
+            sm_scale, logit_cap, None, group, sinks,
         )  # fmt: skip
         o[b : b + 1] = out.to(o.dtype)
 
@@ -92,9 +97,9 @@ def extend_attention_fwd(
     **options: object,
 ) -> None:
     """Prefill, draft extend and verify: rows with as many queries as tokens that are new."""
-    _refuse("extend_attention_fwd", options, sinks=sinks, xai=xai_temperature_len > 0)
+    _refuse("extend_attention_fwd", options, xai=xai_temperature_len > 0)
     begins, bounds = qo_indptr.tolist(), kv_indptr.tolist()
-    group = q_extend.shape[1] // k_buffer.shape[1]
+    group = q_extend.shape[1] // k_extend.shape[1]
     scale = q_extend.shape[-1] ** -0.5 if sm_scale is None else sm_scale
     for b in range(len(begins) - 1):
         first, end = begins[b], begins[b + 1]
@@ -115,9 +120,11 @@ def extend_attention_fwd(
             if skip_prefix_custom_mask:
                 mask = torch.cat((mask.new_ones(queries, prefix), mask[:, prefix:]), 1)
             seen = window & mask
-        keys = torch.cat((k_buffer[slots].float() * k_scale, k_extend[first:end].float()))
-        values = torch.cat((v_buffer[slots].float() * v_scale, v_extend[first:end].float()))
-        out = _attend(q_extend[first:end], keys, values, scale, logit_cap, seen, group)
+        keys, values = k_extend[first:end].float(), v_extend[first:end].float()
+        if prefix:
+            keys = torch.cat((k_buffer[slots].float() * k_scale, keys))
+            values = torch.cat((v_buffer[slots].float() * v_scale, values))
+        out = _attend(q_extend[first:end], keys, values, scale, logit_cap, seen, group, sinks)
         o_extend[first:end] = out.to(o_extend.dtype)
 
 
@@ -131,7 +138,7 @@ def extend_attention_fwd_unified(*args: object, **kwargs: object) -> None:
 
 
 def _refuse(kernel: str, options: dict[str, object], **named: object) -> None:
-    """NotImplementedError for what Gemma-4 does not use."""
+    """NotImplementedError for what no toy model uses."""
     # 0.5.23 says how long a page is, and how long the rows are, for kernels that use it.
     harmless = {"page_size", "extend_seq_lens_cpu", "enable_lean", "uneven_batch"}
     given = {k: v for k, v in options.items() if k not in harmless and not k.startswith("lean_")}
@@ -179,6 +186,7 @@ def _attend(
     cap: float,
     seen: torch.Tensor | None,
     group: int,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """``[queries, q_heads, dim]`` in float32."""
     queries, kv_heads = q.shape[0], keys.shape[1]
@@ -188,5 +196,5 @@ def _attend(
         scores = cap * torch.tanh(scores / cap)
     if seen is not None:
         scores = scores.masked_fill(~seen, float("-inf"))
-    out = scores.softmax(-1).nan_to_num(0.0) @ values.transpose(0, 1)[:, None]
+    out = weights(scores, sinks).nan_to_num(0.0) @ values.transpose(0, 1)[:, None]
     return out.permute(2, 0, 1, 3).flatten(1, 2)

@@ -14,7 +14,7 @@ from g4debug.cpu import fault, paged_attention
 PAGE = 4
 
 
-def naive(q, k, v, tokens, window, scale1, scale2):
+def naive(q, k, v, tokens, window, scale1, scale2, sinks=None):
     """q [m, hq, d], k/v [n, hkv, d] already in token order; no paging, no batching."""
     m, hq, d = q.shape
     out = torch.zeros(m, hq, d, dtype=torch.float64)
@@ -27,9 +27,10 @@ def naive(q, k, v, tokens, window, scale1, scale2):
                 scale1 * sum(float(a) * float(b) for a, b in zip(q[i, h], k[t, kv], strict=True))
                 for t in range(low, position + 1)
             ]
-            top = max(scores)
+            sink = [] if sinks is None else [float(sinks[h])]
+            top = max(scores + sink)
             weights = [math.exp(s - top) for s in scores]
-            total = sum(weights)
+            total = sum(weights) + sum(math.exp(s - top) for s in sink)
             for w, t in zip(weights, range(low, position + 1), strict=True):
                 out[i, h] += scale2 * (w / total) * v[t, kv].double()
     return out
@@ -61,18 +62,21 @@ def paged_case(seed, lengths, heads, kv_heads, dim, garbage_columns=1):
     queries=st.integers(1, 4),
     window=st.sampled_from([-1, 0, 1, 3, 5, 50]),
     heads=st.sampled_from([(2, 1), (4, 2), (2, 2)]),
+    sunk=st.booleans(),
 )
-def test_decode_and_verify_equal_the_naive_loop(seed, lengths, queries, window, heads):
+def test_decode_and_verify_equal_the_naive_loop(seed, lengths, queries, window, heads, sunk):
     lengths = [max(n, queries) for n in lengths]
     flat, cache, table, generator = paged_case(seed, lengths, *heads, dim=3)
     q = torch.randn(len(lengths) * queries, heads[0], 3, generator=generator)
+    sinks = 3 * torch.randn(heads[0], generator=generator) if sunk else None
     got = paged_attention.trtllm_batch_decode_with_kv_cache(
         q, cache, torch.empty(0), table, torch.tensor(lengths, dtype=torch.int32), 64,
         bmm1_scale=0.7, bmm2_scale=1.3, window_left=window, q_len_per_req=queries,
+        sinks=sinks,
     )  # fmt: skip
     for b, n in enumerate(lengths):
         rows = slice(b * queries, (b + 1) * queries)
-        want = naive(q[rows], flat[b][0], flat[b][1], n, window, 0.7, 1.3)
+        want = naive(q[rows], flat[b][0], flat[b][1], n, window, 0.7, 1.3, sinks)
         torch.testing.assert_close(got[rows].double(), want, atol=1e-5, rtol=1e-5)
     assert fault.pending() is None  # the garbage past each row's length was not looked at
 
@@ -82,21 +86,24 @@ def test_decode_and_verify_equal_the_naive_loop(seed, lengths, queries, window, 
     seed=st.integers(0, 10**6),
     rows=st.lists(st.tuples(st.integers(0, 6), st.integers(1, 7)), min_size=1, max_size=3),
     window=st.sampled_from([-1, 2, 6]),
+    sunk=st.booleans(),
 )
-def test_context_with_ragged_queries_equals_the_naive_loop(seed, rows, window):
+def test_context_with_ragged_queries_equals_the_naive_loop(seed, rows, window, sunk):
     lengths = [prefix + new for prefix, new in rows]
     flat, cache, table, generator = paged_case(seed, lengths, 2, 1, dim=4)
     cum = [0]
     for _, new in rows:
         cum.append(cum[-1] + new)
     q = torch.randn(cum[-1], 2, 4, generator=generator)
+    sinks = 3 * torch.randn(2, generator=generator) if sunk else None
     got = paged_attention.trtllm_batch_context_with_kv_cache(
         q, cache, torch.empty(0), table, torch.tensor(lengths), 64, 64, 1.0, 1.0, len(rows),
         torch.tensor(cum, dtype=torch.int32), torch.tensor(cum), window_left=window,
+        sinks=sinks,
     )  # fmt: skip
     for b, n in enumerate(lengths):
         part = slice(cum[b], cum[b + 1])
-        want = naive(q[part], flat[b][0], flat[b][1], n, window, 1.0, 1.0)
+        want = naive(q[part], flat[b][0], flat[b][1], n, window, 1.0, 1.0, sinks)
         torch.testing.assert_close(got[part].double(), want, atol=1e-5, rtol=1e-5)
 
 
@@ -138,9 +145,9 @@ def test_another_out_is_refused(out, dtype):
 
 @pytest.mark.parametrize(
     "name",
-    ["sinks", "kv_cache_sf", "mask", "cum_seq_lens_q", "skip_softmax_threshold_scale_factor"],
+    ["kv_cache_sf", "mask", "cum_seq_lens_q", "skip_softmax_threshold_scale_factor"],
 )
-def test_what_gemma_does_not_use_is_refused_by_name(name):
+def test_what_no_toy_uses_is_refused_by_name(name):
     _, cache, table, _ = paged_case(0, [5], 2, 1, dim=4)
     with pytest.raises(NotImplementedError, match=name.removesuffix("_threshold_scale_factor")):
         paged_attention.trtllm_batch_decode_with_kv_cache(

@@ -44,10 +44,15 @@ def lists(lengths: list[int], seed: int = 1) -> tuple[torch.Tensor, torch.Tensor
     return ends, order[: sum(lengths)]
 
 
+def sinks(heads: int, given: bool) -> torch.Tensor | None:
+    return normal(heads, seed=9) * 3 if given else None
+
+
+@pytest.mark.parametrize("sunk", [False, True])
 @pytest.mark.parametrize("cap", [0.0, 5.0])
 @pytest.mark.parametrize("heads", [HEADS, KV_HEADS])
 @pytest.mark.usefixtures("sglang")
-def test_decode_is_sglangs_kernel(heads: int, cap: float) -> None:
+def test_decode_is_sglangs_kernel(heads: int, cap: float, sunk: bool) -> None:
     lengths = [7, 1, 20]
     q, k, v = normal(3, heads, DIM), normal(SLOTS, KV_HEADS, DIM, seed=2), None
     v = normal(SLOTS, KV_HEADS, DIM, seed=3)
@@ -60,15 +65,17 @@ def test_decode_is_sglangs_kernel(heads: int, cap: float) -> None:
     ):
         logits, lse = torch.zeros(3, heads, 4, DIM), torch.zeros(3, heads, 4)
         kernel(
-            q, k, v, o, indptr, indices, logits, lse, splits, 4, 0.25, 1.0, 0.5, logit_cap=cap
+            q, k, v, o, indptr, indices, logits, lse, splits, 4, 0.25, 1.0, 0.5, logit_cap=cap,
+            sinks=sinks(heads, sunk),
         )  # fmt: skip
     torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("sunk", [False, True])
 @pytest.mark.parametrize("window", [-1, 3, 6])
 @pytest.mark.parametrize("masked", ["causal", "not causal", "mask", "whole mask"])
 @pytest.mark.usefixtures("sglang")
-def test_extend_is_sglangs_kernel(window: int, masked: str) -> None:
+def test_extend_is_sglangs_kernel(window: int, masked: str, sunk: bool) -> None:
     prefixes, new = [5, 0, 9], [3, 4, 1]
     tokens = sum(new)
     q = normal(tokens, HEADS, DIM)
@@ -97,8 +104,47 @@ def test_extend_is_sglangs_kernel(window: int, masked: str) -> None:
             q, *extended, o, *pool, begins, indptr, indices, mask, masked != "not causal", starts,
             max(new), 1.0, 1.0, 0.25, sliding_window_size=window,
             skip_prefix_custom_mask=masked == "mask", window_kv_offsets=offsets,
+            sinks=sinks(HEADS, sunk),
         )  # fmt: skip
     torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.usefixtures("sglang")
+def test_decode_of_mla_is_sglangs_kernel() -> None:
+    """One KV head for all, whose V is the beginning of its K. The kernel knows two such shapes."""
+    dim, narrow = 288, 256
+    q, k = normal(3, HEADS, dim), normal(SLOTS, 1, dim, seed=2)
+    v = k[..., :narrow]
+    indptr, indices = lists([7, 1, 20])
+    splits = torch.full((3,), 4, dtype=torch.int32)
+    found = []
+    for kernel in (token_attention.decode_attention_fwd, sglangs("decode_attention_fwd")):
+        o, lse = torch.full((3, HEADS, narrow), 7.0), torch.zeros(3, HEADS, 4)
+        logits = torch.zeros(3, HEADS, 4, narrow)
+        kernel(q, k, v, o, indptr, indices, logits, lse, splits, 4, 0.1, 1.0, 1.0, has_mla=True)
+        found.append(o)
+    torch.testing.assert_close(*found, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("prefix", [0, 5])
+@pytest.mark.usefixtures("sglang")
+def test_prefill_of_mla_is_sglangs_kernel(prefix: int) -> None:
+    """Without a prefix K and V are whole, though the pool's are compressed; else all are so."""
+    heads, dim, narrow = (1, DIM, DIM // 2) if prefix else (HEADS, 2 * DIM, DIM)
+    q, k = normal(4, HEADS, dim), normal(4, heads, dim, seed=2)
+    v = k[..., :narrow].contiguous()
+    pool = normal(SLOTS, 1, DIM, seed=6)
+    indptr, indices = lists([prefix])
+    begins = torch.tensor([0, 4], dtype=torch.int32)
+    found = []
+    for kernel in (token_attention.extend_attention_fwd, sglangs("extend_attention_fwd")):
+        o = torch.full((4, HEADS, narrow), 7.0)
+        kernel(
+            q, k, v, o, pool, pool[..., : DIM // 2], begins, indptr, indices, None, True, None, 4,
+            1.0, 1.0, 0.25,
+        )  # fmt: skip
+        found.append(o)
+    torch.testing.assert_close(*found, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("bad", [-1, SLOTS, 10**9])

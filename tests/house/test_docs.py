@@ -72,6 +72,14 @@ def test_every_command_is_there_and_no_other() -> None:
     assert set(re.findall(r"^## ([a-z-]+)$", page, re.M)) == real
 
 
+def test_every_toy_is_there_with_its_backends() -> None:
+    toys = [discovery.load("toy", name) for name in discovery.names("toy")]
+    rows = [
+        f"| `{t.id}` | {t.about} | {', '.join(f'`{name}`' for name in t.backends)} |" for t in toys
+    ]
+    assert set(rows) <= set(section("docs/commands.md", "cpu-server").splitlines())
+
+
 @pytest.mark.parametrize("page", TEXTS)
 def test_only_commands_that_exist_are_named(page: str) -> None:
     real = {cli._load(name).NAME for name in cli.command_names()}

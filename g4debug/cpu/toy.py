@@ -1,0 +1,149 @@
+"""A toy of another model than Gemma-4: its config, and weights that are drawn by their names.
+
+The weights are random: no toy has learned anything. They are chosen so that each answer depends on
+the whole context, and on which key a head attends to: a wrong page gives other tokens.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from g4debug.cpu import models
+
+HIDDEN: Final = 64
+INNER: Final = 128  # of an MLP
+HEADS: Final = 4
+KV_HEADS: Final = 2
+DIM: Final = 32  # of a head
+WINDOW: Final = 128
+VOCAB: Final = 512
+MAX_POSITION: Final = 4096
+# What most config.json say in the same words.
+CONFIG: Final[Mapping[str, Any]] = {
+    "vocab_size": VOCAB,
+    "hidden_size": HIDDEN,
+    "intermediate_size": INNER,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KV_HEADS,
+    "head_dim": DIM,
+    "hidden_act": "silu",
+    "max_position_embeddings": MAX_POSITION,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "bos_token_id": 2,
+    "dtype": "float32",
+}
+
+
+@dataclass(frozen=True)
+class Draw:
+    """How a tensor is drawn: normally distributed.
+
+    `rounded`: to bfloat16, in which SGLang keeps it on one of two backends.
+    """
+
+    shape: tuple[int, ...]
+    std: float
+    mean: float = 0.0
+    rounded: bool = False
+
+
+@dataclass(frozen=True)
+class Toy:
+    """A model that the CPU engine serves. `id`: its file's name, with - for _.
+
+    `models` writes the target, and behind it the draft if it has one, once, and returns their
+    folders. `arguments` are SGLang's for this model, `draft` those for its draft. `served` is the
+    name by which clients ask for it.
+    """
+
+    id: str
+    about: str
+    models: Callable[[], tuple[Path, ...]]
+    served: str
+    backends: tuple[str, ...] = ("trtllm_mha", "triton")
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    draft: Mapping[str, Any] = field(default_factory=dict)
+
+
+def drawn(
+    id: str, about: str, config: Mapping[str, Any], weights: Mapping[str, Draw], **more: Any
+) -> Toy:
+    """A toy without a draft, whose weights are drawn. config: what it adds to ``CONFIG``."""
+    whole = {**CONFIG, **config}
+    stamp = {"config": whole, "weights": {name: [*_plain(d)] for name, d in weights.items()}}
+
+    def write() -> tuple[Path, ...]:
+        folder = models.kept() / id
+        models.write_once(
+            folder,
+            stamp,
+            lambda: [models.Checkpoint("target", whole, _numbers(weights), VOCAB, MAX_POSITION)],
+        )
+        return (folder / "target",)
+
+    return Toy(id, about, write, f"g4debug-{id}", **more)
+
+
+def _plain(draw: Draw) -> Iterator[Any]:
+    """As JSON gives it back."""
+    for value in asdict(draw).values():
+        yield list(value) if isinstance(value, tuple) else value
+
+
+def _numbers(weights: Mapping[str, Draw]) -> Iterator[tuple[str, Any]]:
+    """Each tensor has its own generator, so that the order does not matter."""
+    import torch
+
+    for name, draw in weights.items():
+        generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+        tensor = torch.randn(*draw.shape, generator=generator) * draw.std + draw.mean
+        yield name, tensor.bfloat16().float() if draw.rounded else tensor
+
+
+# --- parts that several models have, by the names of Llama's checkpoints
+
+
+def matrix(rows: int, columns: int, gain: float = 1.0) -> Draw:
+    """A projection that makes a vector of length ``gain`` times as long as before."""
+    return Draw((rows, columns), gain / math.sqrt(columns))
+
+
+def norm(size: int = HIDDEN, mean: float = 1.0) -> Draw:
+    return Draw((size,), 0.1, mean)
+
+
+def ends(tied: bool = False, mean: float = 1.0) -> dict[str, Draw]:
+    """The embedding, the last norm, and the head, which one that is ``tied`` has not."""
+    found = {"model.embed_tokens.weight": Draw((VOCAB, HIDDEN), 1.0), "model.norm.weight": norm()}
+    if tied:
+        return found | {"model.norm.weight": norm(mean=mean)}
+    return found | {"lm_head.weight": matrix(VOCAB, HIDDEN)}
+
+
+def attention(prefix: str, sharpness: float = 2.0, out: str = "o_proj") -> dict[str, Draw]:
+    """``sharpness`` of Q and of K: how far a head prefers one key to the others."""
+    return {
+        f"{prefix}.q_proj.weight": matrix(HEADS * DIM, HIDDEN, sharpness),
+        f"{prefix}.k_proj.weight": matrix(KV_HEADS * DIM, HIDDEN, sharpness),
+        f"{prefix}.v_proj.weight": matrix(KV_HEADS * DIM, HIDDEN),
+        f"{prefix}.{out}.weight": matrix(HIDDEN, HEADS * DIM),
+    }
+
+
+def mlp(
+    prefix: str, names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+) -> dict[str, Draw]:
+    gate, up, down = names
+    return {
+        f"{prefix}.{gate}.weight": matrix(INNER, HIDDEN),
+        f"{prefix}.{up}.weight": matrix(INNER, HIDDEN),
+        f"{prefix}.{down}.weight": matrix(HIDDEN, INNER),
+    }

@@ -1,0 +1,80 @@
+"""The toy models: how they are found, written, and asked for by name."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from g4debug import cpu, discovery
+from g4debug.cli import cpu_server
+from g4debug.cpu import models, server, toy, toys
+
+DRAWN = [name for name in discovery.names("toy") if name != server.DEFAULT]
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def target(name: str) -> dict[str, torch.Tensor]:
+    (folder,) = toys.load(name).models()
+    return load_file(next(folder.glob("*.safetensors")))
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_a_toy_is_written_once_and_says_the_same_each_time(name, tmp_path):
+    first = target(name)
+    (folder,) = toys.load(name).models()
+    written = (folder / "config.json").stat().st_mtime_ns
+    toys.load(name).models()
+    assert (folder / "config.json").stat().st_mtime_ns == written
+    (models.kept() / name / models.STAMP).write_text("{}")  # as of another g4debug
+    again = target(name)
+    assert first.keys() == again.keys()
+    assert all(torch.equal(first[key], again[key]) for key in first)
+    assert all(tensor.isfinite().all() for tensor in first.values())
+    assert json.loads((folder / "config.json").read_text())["architectures"]
+
+
+def test_numbers_for_bfloat16_are_exact_in_it():
+    found = target("gpt-oss")
+    for name in found:
+        exact = torch.equal(found[name], found[name].bfloat16().float())
+        assert exact == name.endswith(".sinks"), name
+
+
+def test_another_draw_is_another_stamp():
+    def write(std: float) -> float:
+        made = toy.drawn("x", "", {}, {"a": toy.Draw((2, 3), std)})
+        return float(load_file(next(made.models()[0].glob("*.safetensors")))["a"].abs().sum())
+
+    assert write(1.0) == pytest.approx(write(2.0) / 2)
+
+
+def test_gemma_4_is_served_unless_another_is_asked_for():
+    plain, named = server.engine_arguments(), server.engine_arguments(model="gemma-4")
+    assert {**plain, "nccl_port": 0} == {**named, "nccl_port": 0}
+    assert plain["speculative_algorithm"] == "NEXTN"
+    assert "speculative_algorithm" not in server.engine_arguments(model="llama")
+    command = server.command(model="llama")
+    assert command[command.index("--served-model-name") + 1] == "g4debug-llama"
+
+
+def test_an_unknown_toy_is_refused_with_those_that_there_are():
+    with pytest.raises(cpu.CpuEngineError, match=r"got the model 'lama', expected one of .*llama"):
+        server.engine_arguments(model="lama")
+
+
+def test_a_folder_is_still_a_model_of_the_users(tmp_path, monkeypatch):
+    """SGLang takes --model for --model-path."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    assert cpu_server._model("mine") is None
+    assert cpu_server._model("somebody/llama") is None
+    assert cpu_server._model("llama") == "llama"
+    assert cpu_server._model("lama") == "lama"  # which is refused
+    assert cpu_server._model(None) == server.DEFAULT

@@ -1,0 +1,52 @@
+"""Each toy model, served by real SGLang with every tracer armed in mode `raise`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from real_engine import ENGINE, drive
+
+from g4debug import discovery
+from g4debug.cpu import toys
+
+DRIVER = Path(__file__).with_name("drive_toy.py")
+REFERENCE = DRIVER.with_name("drive_reference.py")
+ARMED = {"G4DEBUG_TRACE": ",".join(discovery.names("tracer")), "G4DEBUG_MODE": "raise"}
+# Without it a decode step on triton does not see the oldest key of the window, which is SGLang's.
+WHOLE_WINDOW = {"G4DEBUG_FIX_TRITON_DECODE_WINDOW": "1"}
+IN_CI = ("gpt-oss", "trtllm_mha")  # an SWA pool, sinks and experts
+CASES = [
+    pytest.param(
+        name,
+        backend,
+        id=f"{name}-{backend}",
+        marks=() if (name, backend) == IN_CI else pytest.mark.long("an engine for each model"),
+    )
+    for name in discovery.names("toy")
+    for backend in toys.load(name).backends
+]
+pytestmark = [*ENGINE, pytest.mark.once("the toys are served on the newest release only")]
+
+
+@pytest.mark.parametrize(("name", "backend"), CASES)
+def test_it_is_served_armed_in_silence_and_its_tokens_are_right(name, backend, tmp_path):
+    """Right: those of an engine without tracers, and those of transformers."""
+    arguments = json.dumps({"attention_backend": backend, "log_level": "info"})
+    bare = drive(tmp_path / "bare", str(DRIVER), name, arguments, **WHOLE_WINDOW)
+    armed = drive(tmp_path / "armed", str(DRIVER), name, arguments, **WHOLE_WINDOW, **ARMED)
+    for run in (bare, armed):
+        assert run.status == 0, run.log[-3000:]
+        assert not run.dumps
+    assert "[scheduler] armed: " in armed.log
+    assert armed.results == bare.results
+    assert len(bare.results) == 2
+    answers = [found for wave in bare.results for found in wave]
+    assert all(len(set(found["tokens"])) > len(found["tokens"]) // 2 for found in answers)
+    if name != "gemma-4":  # whose config is in SGLang's words, not in those of transformers
+        file = tmp_path / "answers"
+        file.write_text(json.dumps(answers))
+        said = drive(tmp_path / "reference", str(REFERENCE), name, str(file)).result
+        assert said["wrong"] == [[]] * len(answers)
+        assert not any(said["loading"].values())  # neither tensor too many nor one too few
