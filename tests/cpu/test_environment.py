@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import signal
@@ -13,6 +14,7 @@ import torch
 
 from g4debug import cpu
 from g4debug.cpu import server
+from g4debug.cpu.toys.gemma_4 import TOY
 
 python = [sys.executable, "-m", "g4debug.cpu"]
 no_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU engine refuses CUDA")
@@ -123,7 +125,8 @@ def test_a_spawned_process_whose_parent_was_gone_before_it_began_ends(parent):
 
 
 def test_the_users_flags_win(monkeypatch, tmp_path):
-    monkeypatch.setattr(server, "tiny_models", lambda: (tmp_path / "t", tmp_path / "a"))
+    toy = dataclasses.replace(TOY, models=lambda: (tmp_path / "t", tmp_path / "a"))
+    monkeypatch.setattr(server.toys, "load", lambda name: toy)
     line = server.command(["--page-size", "32", "--max-total-tokens=99"])
     assert line[1:3] == ["-m", "sglang.launch_server"]
     assert line.count("--page-size") == 1
@@ -137,7 +140,8 @@ def test_the_users_flags_win(monkeypatch, tmp_path):
 
 
 def test_engine_arguments_take_overrides(monkeypatch, tmp_path):
-    monkeypatch.setattr(server, "tiny_models", lambda: (tmp_path / "t", tmp_path / "a"))
+    toy = dataclasses.replace(TOY, models=lambda: (tmp_path / "t", tmp_path / "a"))
+    monkeypatch.setattr(server.toys, "load", lambda name: toy)
     made = server.engine_arguments(page_size=32, context_length=None)
     assert made["page_size"] == 32
     assert "context_length" not in made
