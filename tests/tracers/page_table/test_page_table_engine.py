@@ -105,7 +105,12 @@ def test_a_healthy_server_is_left_alone(runs, name):
     assert run.status == 0, run.log[-3000:]
     assert run.result
     assert run.dumps == []
-    told = [line for line in run.log.splitlines() if "g4debug: page-table" in line]
+    told = [
+        line
+        for line in run.log.splitlines()
+        # Whether two requests with one beginning run at once is chance. One gets the other's pages.
+        if "g4debug: page-table" in line and "the prefix cache has the same page there" not in line
+    ]
     assert [line.rpartition("; ")[2] for line in told] == ["all guarded"], told
     assert "g4debug: the page ledger is off" not in run.log
     assert "SGLang's own tables do not confirm it" not in run.log  # not even a suspicion
