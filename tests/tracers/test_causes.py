@@ -44,6 +44,7 @@ from g4debug.ledger.books import PoolLedger
 from g4debug.ledger.cache_tree import Sizes
 from g4debug.ledger.ledger import Ledger
 from g4debug.sanitizer import trap_buffer
+from g4debug.settings import Settings
 from g4debug.tracers.flight_recorder import box_dumps, lookups
 from g4debug.tracers.flight_recorder import report as flight_report
 from g4debug.tracers.flight_recorder.assert_evidence import Asserted
@@ -1160,8 +1161,9 @@ DATA = (
 
 
 def context(*reported: str) -> Any:
-    settings = SimpleNamespace(mode="log", hang_seconds=60, starved_steps=9)
-    trap = SimpleNamespace(reported=list(reported), doubted={})
+    settings = Settings(mode="log", hang_seconds=60, starved_steps=9)
+    others = SimpleNamespace(memory=None)
+    trap = SimpleNamespace(reported=list(reported), doubted={}, others=others)
     return SimpleNamespace(settings=settings, trap=trap, recorder=Recorder(4))
 
 
@@ -1196,7 +1198,7 @@ def starves(arm: Any, verdict: str = "", overtaken: bool = False) -> Any:
 
 def waiting(overtaken: bool = False) -> Wait:
     request = SimpleNamespace(rid="r")
-    return Wait(request, Place.QUEUE, 0, 0.0, 0, overtaken=overtaken)
+    return Wait(request, Place.QUEUE, 0, 0.0, 0, 0, overtaken=overtaken)
 
 
 @later
