@@ -31,6 +31,8 @@ from weakref import WeakSet
 from g4debug.fixes import _window_lock
 from g4debug.fixes.base import Fix, around, before
 from g4debug.fixes.source import source
+from g4debug.hooking import req_kv
+from g4debug.hooking.prefix_sharing import keeps_prefixes
 
 BATCH = "sglang.srt.managers.schedule_batch.ScheduleBatch"
 ADDER = "sglang.srt.managers.schedule_policy.PrefillAdder"
@@ -60,25 +62,17 @@ def give_back(tree: Any, allocator: Any, request: Any) -> None:
     """
     if not tree.supports_swa():
         return
-    if not _shares(tree):
+    if not keeps_prefixes(tree):
         from sglang.srt.managers.schedule_batch import ScheduleBatch
 
-        prefix = getattr(request, "prefix_len", None)
-        begin = len(request.prefix_indices) if prefix is None else prefix
         batch = SimpleNamespace(
             tree_cache=tree,
             req_to_token_pool=tree.req_to_token_pool,
             token_to_kv_pool_allocator=allocator,
         )
-        ScheduleBatch._evict_swa(batch, request, begin)
+        ScheduleBatch._evict_swa(batch, request, req_kv.prefix(request))
     elif _window_lock.has_it(tree):  # later ones cut each new leaf themselves
         _window_lock.relock(tree, request)
-
-
-def _shares(tree: Any) -> bool:
-    """True if prompts share their prefixes. 0.5.23 has another name for it."""
-    shares = getattr(tree, "supports_prefix_sharing", None)
-    return bool(shares()) if shares is not None else not tree.is_chunk_cache()
 
 
 def still_broken() -> bool:

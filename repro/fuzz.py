@@ -33,7 +33,7 @@ from harness.options import Parser, logs
 from harness.processes import Outcome, script
 from harness.render import Block
 from harness.replays import replayed
-from harness.tracers import RECORDS, says_it_stands
+from harness.tracers import accuses
 from harness.verdicts import not_completed
 from rich.console import Console
 from suites.fuzz import corrupt, narrow
@@ -126,11 +126,7 @@ def trouble(armed: Outcome, tokens: bool, folder: Path) -> str:
     tell how SGLang itself ended; but on a server that completes, nobody stands.
     """
     records = [reading.read(path) for path in sorted((folder / "dumps").glob("*.pt"))]
-    findings = [
-        r.finding
-        for r in records
-        if r.finding.check != RECORDS or (armed.completed and says_it_stands(r.finding))
-    ]
+    findings = [r.finding for r in records if accuses(r.finding, armed.completed)]
     if findings:
         return f"A finding: {findings[0].headline}"
     failed = FAILED.search(armed.text)

@@ -11,23 +11,14 @@ from __future__ import annotations
 import random
 
 from harness.processes import Outcome
+from harness.stand_still import ENGINE, repro, with_room
 from harness.standing import PATIENCE
-from harness.variants import CPU_ONLY, Repro, Variant, diagnosed, main
-from harness.verdicts import Bad, completed, judge, only_if, same_outputs, told
-from harness.workload import Workload, each
+from harness.variants import main
+from harness.verdicts import Bad, completed
+from harness.workload import Workload
 
-OFF = {"G4DEBUG_FIX_IDLE_ADMISSION": "0"}
-HANG_SECONDS = 10
 TURN, MORE = 301, 555  # tokens of the first turn, and what the second one has behind it
-CHUNK, POOL = 1024, 768  # tokens of a prefill chunk and of the SWA pool
-
-
-@judge
-def judge_clean(run: Outcome) -> str:
-    completed(run)
-    return only_if(
-        not run.result["unserved"], f"It serves all {len(run.result['tokens'])} requests."
-    )
+CHUNK = 1024  # tokens of a prefill chunk
 
 
 def stands(run: Outcome) -> str:
@@ -42,22 +33,6 @@ def stands(run: Outcome) -> str:
         f"It serves the first turn, and none of the {len(tokens) - 1} behind it within "
         f"{PATIENCE:.0f} s. Its scheduler goes on as if nothing were wrong."
     )
-
-
-@judge
-def judge_broken(run: Outcome) -> str:
-    return stands(run)
-
-
-@judge
-def judge_diagnosed(run: Outcome) -> str:
-    seen = stands(run)
-    finding = told(run).finding
-    if finding.kind != "hang":
-        raise Bad(f"It tells another finding: {finding.headline}.")
-    if "SWA" not in finding.got or "deadlock" not in finding.cause:
-        raise Bad(f"The finding does not say why: {finding.got} {finding.cause}")
-    return f"{seen} g4debug tells it by itself, and why: {finding.cause}"
 
 
 class Turns(Workload):
@@ -81,34 +56,15 @@ def cpu(requests: int | None) -> Workload:
         max(2, requests or 2),
         (TURN, TURN + MORE),
         8,
-        mtp=False,
-        max_running_requests=None,  # 0.5.23 makes the SWA pool larger if it is given
-        max_total_tokens=8192,
-        swa_full_tokens_ratio=0.1,
         chunked_prefill_size=CHUNK,
+        **ENGINE,
     )
 
 
 DEVICES = {"cpu": cpu}
-ROOMY = each(DEVICES, swa_full_tokens_ratio=0.8)
-
-
-REPRO = Repro(
-    name="idle_admission",
-    serves=f"two turns of {TURN} and {TURN + MORE} tokens, a SWA pool of {POOL}",
-    refuses=" or on a machine with a GPU",
-    variants={
-        "clean": Variant("a SWA pool of 6528 tokens, the fix is off", OFF, judge_clean, "ROOMY"),
-        "broken": Variant("the fix is off, debugging is off", OFF, judge_broken),
-        "diagnosed": diagnosed(
-            "the fix is off, debugging is on",
-            {**OFF, "G4DEBUG_HANG_SECONDS": str(HANG_SECONDS)},
-            judge_diagnosed,
-        ),
-        "fixed": Variant("the fix idle-admission is on", {}, same_outputs),
-    },
-    child="harness.standing",
-    elsewhere=CPU_ONLY,
+ROOMY = with_room(DEVICES)
+REPRO = repro(
+    "idle_admission", "idle-admission", f"two turns of {TURN} and {TURN + MORE} tokens", stands
 )
 
 if __name__ == "__main__":

@@ -10,23 +10,14 @@ from __future__ import annotations
 import random
 
 from harness.processes import Outcome
+from harness.stand_still import ENGINE, repro, with_room
 from harness.standing import PATIENCE
-from harness.variants import CPU_ONLY, Repro, Variant, diagnosed, main
-from harness.verdicts import Bad, completed, judge, only_if, same_outputs, told
-from harness.workload import Workload, each
+from harness.variants import main
+from harness.verdicts import Bad, completed
+from harness.workload import Workload
 
-OFF = {"G4DEBUG_FIX_PARKED_CHUNK": "0"}
-HANG_SECONDS = 10
 LONG, SHORT = 1600, 200  # tokens of the first prompt, and of those that come with it
-CHUNK, POOL = 512, 768  # tokens of a prefill chunk and of the SWA pool
-
-
-@judge
-def judge_clean(run: Outcome) -> str:
-    completed(run)
-    return only_if(
-        not run.result["unserved"], f"It serves all {len(run.result['tokens'])} requests."
-    )
+CHUNK = 512  # tokens of a prefill chunk
 
 
 def stands(run: Outcome) -> str:
@@ -41,22 +32,6 @@ def stands(run: Outcome) -> str:
         f"It stands: none of {found['unserved']} requests is served within {PATIENCE:.0f} s, and "
         "its scheduler goes on as if nothing were wrong."
     )
-
-
-@judge
-def judge_broken(run: Outcome) -> str:
-    return stands(run)
-
-
-@judge
-def judge_diagnosed(run: Outcome) -> str:
-    seen = stands(run)
-    finding = told(run).finding
-    if finding.kind != "hang":
-        raise Bad(f"It tells another finding: {finding.headline}.")
-    if "SWA" not in finding.got or "deadlock" not in finding.cause:
-        raise Bad(f"The finding does not say why: {finding.got} {finding.cause}")
-    return f"{seen} g4debug tells it by itself, and why: {finding.cause}"
 
 
 class LongFirst(Workload):
@@ -74,35 +49,16 @@ def cpu(requests: int | None) -> Workload:
         requests or 3,
         (SHORT, LONG),
         8,
-        mtp=False,
         disable_radix_cache=True,
-        max_running_requests=None,  # 0.5.23 makes the SWA pool larger if it is given
-        max_total_tokens=8192,
-        swa_full_tokens_ratio=0.1,
         chunked_prefill_size=CHUNK,
+        **ENGINE,
     )
 
 
 DEVICES = {"cpu": cpu}
-ROOMY = each(DEVICES, swa_full_tokens_ratio=0.8)
-
-
-REPRO = Repro(
-    name="parked_chunk",
-    serves=f"a prompt of {LONG} tokens, chunks of {CHUNK}, a SWA pool of {POOL}",
-    refuses=" or on a machine with a GPU",
-    variants={
-        "clean": Variant("a SWA pool of 6528 tokens, the fix is off", OFF, judge_clean, "ROOMY"),
-        "broken": Variant("the fix is off, debugging is off", OFF, judge_broken),
-        "diagnosed": diagnosed(
-            "the fix is off, debugging is on",
-            {**OFF, "G4DEBUG_HANG_SECONDS": str(HANG_SECONDS)},
-            judge_diagnosed,
-        ),
-        "fixed": Variant("the fix parked-chunk is on", {}, same_outputs),
-    },
-    child="harness.standing",
-    elsewhere=CPU_ONLY,
+ROOMY = with_room(DEVICES)
+REPRO = repro(
+    "parked_chunk", "parked-chunk", f"a prompt of {LONG} tokens, chunks of {CHUNK}", stands
 )
 
 if __name__ == "__main__":

@@ -8,13 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from g4debug.faults.base import Fault, Injection
-
-
-def shares(tree_cache: Any) -> bool:
-    """True if the prefix cache keeps prefixes. 0.5.23 asks for that by another name."""
-    if hasattr(tree_cache, "supports_prefix_sharing"):
-        return bool(tree_cache.supports_prefix_sharing())
-    return not tree_cache.is_chunk_cache()
+from g4debug.hooking.prefix_sharing import keeps_prefixes
 
 
 def install(injection: Injection) -> None:
@@ -22,7 +16,7 @@ def install(injection: Injection) -> None:
     def before_run_batch(scheduler: Any, *args: Any, **kwargs: Any) -> None:
         from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
-        if not shares(scheduler.tree_cache):
+        if not keeps_prefixes(scheduler.tree_cache):
             return  # such a cache keeps nothing
         action = injection.fire()
         if action is None:

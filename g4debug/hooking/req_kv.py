@@ -93,6 +93,12 @@ def protected(request: Any) -> int | None:
     return found if isinstance(found, int) else None
 
 
+def prefix(request: Any) -> int:
+    """How many tokens of it need not be computed: its cached prefix, and its chunks up to now."""
+    found = getattr(request, "prefix_len", None)  # from 0.5.21 on
+    return len(request.prefix_indices) if found is None else int(found)
+
+
 def evicted_column(requests: Sequence[Any]) -> list[int]:
     """:func:`evicted` of each request. Raises AttributeError as that does."""
     if evicts_by_component(requests):

@@ -27,6 +27,14 @@ def says_it_stands(finding: Finding) -> bool:
     return finding.check == RECORDS and KINDS[RECORDS][finding.kind].entry == _STANDS
 
 
+def accuses(finding: Finding, completed: bool) -> bool:
+    """True unless the flight recorder only tells how SGLang itself ended, or stands.
+
+    completed: the server did all that it was asked for, so that it did not stand.
+    """
+    return finding.check != RECORDS or (completed and says_it_stands(finding))
+
+
 def shown(under: int | None = None) -> dict[str, dict[str, Any]]:
     """Title of each scheduler of this process -> what it shows, as ``g4debug doctor`` sees it.
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from harness.arguments import mtp_has_overlap
 from harness.processes import Outcome
-from harness.tracers import RECORDS, says_it_stands
+from harness.tracers import RECORDS, accuses
 from harness.verdicts import not_completed
 from harness.workload import without_mtp
 
@@ -109,11 +109,7 @@ def judge(name: str, mode: Mode, run: Outcome, dumps: Path) -> Seen:
     seen = Seen(name, mode.title, False, "")
     findings = [reading.read(p).finding for p in sorted(dumps.glob("*.pt"))]
     repairs = [f for f in findings if f.check == mode.repaired]
-    others = [
-        f
-        for f in findings
-        if f.check not in (mode.repaired, RECORDS) or (run.completed and says_it_stands(f))
-    ]
+    others = [f for f in findings if f.check != mode.repaired and accuses(f, run.completed)]
     seen.what = f"A false finding: {others[0].headline}" if others else _problem(run, seen)
     if not seen.what and mode.repaired and not repairs:
         seen.what = "No cell was repaired: nothing is shown."

@@ -14,6 +14,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
+from g4debug.hooking import req_kv
 from g4debug.ledger import cache_tree
 from g4debug.tracers.flight_recorder.work import Place, Work
 
@@ -110,7 +111,7 @@ def _left(scheduler: Any) -> _Left:
 
 def _of_chunk(scheduler: Any, request: Any, left: _Left) -> Refusal:
     """``add_chunked_req``: on a hybrid model, a chunk waits until a token of it has room."""
-    rest = _length(request) - _prefix(request)
+    rest = _length(request) - req_kv.prefix(request)
     needs = rest if left.chunk is None else min(rest, left.chunk)
     if left.swa is not None and left.swa - left.page <= 0:
         return Refusal(
@@ -140,7 +141,7 @@ def _of_queued(scheduler: Any, request: Any, left: _Left) -> Refusal:
             f"request rows: needs 1, has 0; {len(running.reqs)} requests run", ROWS, 1, 1
         )
     adder, tree = left.adder, scheduler.tree_cache
-    extend = _length(request) - _prefix(request)
+    extend = _length(request) - req_kv.prefix(request)
     clip = getattr(sys.modules[type(adder).__module__], "CLIP_MAX_NEW_TOKENS", 4096)
     new = min(max(request.sampling_params.max_new_tokens - len(request.output_ids), 0), clip)
     paged = -(-extend // left.page) * left.page
@@ -241,8 +242,3 @@ def position(scheduler: Any, request: Any) -> int:
 
 def _length(request: Any) -> int:
     return len(request.origin_input_ids) + len(request.output_ids)
-
-
-def _prefix(request: Any) -> int:
-    found = getattr(request, "prefix_len", None)  # from 0.5.21 on
-    return len(request.prefix_indices) if found is None else int(found)
