@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from dataclasses import dataclass
 from multiprocessing import process as multiprocessing_process
 from pathlib import Path
@@ -16,6 +17,7 @@ from g4debug.findings import launch_memory
 CGROUPS = Path("/sys/fs/cgroup")
 _EXIT_CODE = 49  # the field behind the name in /proc/PID/stat
 _BEGAN = 19
+STORED = 0.5  # seconds within which another thread stores the status that it has taken
 ASKED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)  # by a person, or a service
 
 
@@ -78,12 +80,26 @@ def _of_zombie(pid: int) -> End:
     fields = launch_memory.stat(pid)
     if fields and fields[0] == "Z" and len(fields) > _EXIT_CODE:
         return _of_status(int(fields[_EXIT_CODE]))
-    # multiprocessing keeps the status of a child that it has waited for.
-    for process in tuple(getattr(multiprocessing_process, "_dangling", ())):
-        popen = getattr(process, "_popen", None)
+    return _of_child(pid)
+
+
+def _of_child(pid: int) -> End:
+    """multiprocessing keeps the status of a child that it has waited for.
+
+    A thread that has just taken the status from the kernel may not have stored it yet.
+    """
+    of = [
+        getattr(p, "_popen", None) for p in tuple(getattr(multiprocessing_process, "_dangling", ()))
+    ]
+    popen = next((p for p in of if getattr(p, "pid", None) == pid), None)
+    end = time.monotonic() + STORED
+    while popen is not None:
         code = getattr(popen, "returncode", None)
-        if getattr(popen, "pid", None) == pid and isinstance(code, int):
+        if isinstance(code, int):
             return End(signal=-code) if code < 0 else End(code=code)
+        if time.monotonic() > end:
+            break
+        time.sleep(0.005)
     return End()
 
 

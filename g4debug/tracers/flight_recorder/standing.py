@@ -38,9 +38,9 @@ class Standing:
 
     def look(self) -> None:
         """Called in each round of the event loop, after ``progress``."""
-        now = time.monotonic()
-        if now < self._due:
+        if time.monotonic() < self._due:
             return
+        began = time.thread_time()  # a machine that is busy with others makes no look dearer
         self.stands = self.stands and self._seconds() >= self.settings.hang_seconds
         items = work.of(self.recorder.scheduler)
         if items:
@@ -48,7 +48,7 @@ class Standing:
             self._judge(items)
         else:
             self.waits.forget()
-        self._due = now + max(ROUND, SHARE * (time.monotonic() - now))
+        self._due = time.monotonic() + max(ROUND, SHARE * (time.thread_time() - began))
 
     def live(self) -> tuple[str, list[str]]:
         """That the server stands, '' if not; and who waits, since when and why."""
@@ -60,8 +60,9 @@ class Standing:
             stands = f"it stands: no step for {self._seconds():.0f} s, although requests wait"
         now = time.monotonic()
         if now >= self._show_at:
+            began = time.thread_time()
             self._shown, self._shown_at = self._waiting(scheduler), now
-            self._show_at = now + SHARE * (time.monotonic() - now)
+            self._show_at = now + SHARE * (time.thread_time() - began)
         age = now - self._shown_at
         old = [f"this is as of {age:.0f} s ago"] if self._shown and age >= OLD else []
         return stands, self._shown + old

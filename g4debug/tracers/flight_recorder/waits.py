@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -57,9 +58,7 @@ class Waits:
         """loop: the time in which the event loop has turned, in seconds. step: the last one."""
         before, self.all = self.all, {}
         newest = -1  # the order of the newest request that has begun since the last look
-        for request, place in work:
-            if request is None:
-                continue
+        for request, place in sorted((w for w in work if w.request is not None), key=_came):
             found = before.get(id(request))
             if found is None:
                 found = Wait(request, place, self._next(), loop, step, step)
@@ -86,6 +85,12 @@ class Waits:
     def _next(self) -> int:
         self._count += 1
         return self._count
+
+
+def _came(item: Work) -> float:
+    """When SGLang has put a request into its queue. Its policy may sort that queue."""
+    stats = getattr(item.request, "time_stats", None)
+    return float(getattr(stats, "wait_queue_entry_time", 0.0)) or math.inf
 
 
 def _done(request: Any) -> int:

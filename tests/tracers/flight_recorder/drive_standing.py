@@ -89,18 +89,14 @@ async def healthy(client):
 
 @scenario(schedule_policy="lpm", max_running_requests=1)
 async def overtaken(client):
-    """The policy lets everybody with a cached prefix go first."""
+    """The policy lets everybody with a cached prefix go first, who comes later, too."""
     shared = tokens(256)
     await client.ask("warm", shared, 2)
-
-    async def others(n):
-        for m in range(8):
-            await client.ask(f"other-{n}-{m}", shared + tokens(8), 12, ignore_eos=True)
-
-    going = [asyncio.create_task(others(n)) for n in range(4)]
-    await asyncio.sleep(0.3)
-    await client.ask("unlike", tokens(300), 4)
-    await asyncio.gather(*going)
+    asked = [client.ask("runs", shared + tokens(8), 100, ignore_eos=True)]
+    asked.append(client.ask("unlike", tokens(300), 4))
+    for n in range(16):
+        asked.append(client.ask(f"other-{n}", shared + tokens(8), 60, ignore_eos=True))
+    await asyncio.gather(*asked)
 
 
 def main():

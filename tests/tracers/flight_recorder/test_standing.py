@@ -41,8 +41,8 @@ class Server:
     """A scheduler that turns: what it has, and its rounds. mode: of g4debug."""
 
     def __init__(self, monkeypatch, folder, mode: str = "raise", **settings) -> None:
-        self.now = 1000.0
-        fake = SimpleNamespace(monotonic=lambda: self.now)
+        self.now, self.busy = 1000.0, 0.0  # seconds; busy: of this thread
+        fake = SimpleNamespace(monotonic=lambda: self.now, thread_time=lambda: self.busy)
         for module in (progress_module, standing_module):
             monkeypatch.setattr(module, "time", fake)
         settings = Settings(
@@ -340,6 +340,22 @@ def test_a_request_that_others_overtake(server):
     serve(server, starves, steps=5)
 
 
+def test_a_queue_that_its_policy_sorts_hides_nobody_who_is_overtaken(server):
+    """All came between two looks; the policy puts the first of them behind the others."""
+    came = [Request("unlike"), *(Request(f"newer{n}") for n in range(4))]
+    for n, request in enumerate(came):
+        request.time_stats = SimpleNamespace(wait_queue_entry_time=1.0 + n)
+    server.has.waiting_queue += came[1:] + came[:1]
+    server.turn(1)
+    for newer in came[1:]:
+        server.has.waiting_queue.remove(newer)
+        server.has.running_batch.reqs[:] = [newer]
+        serve(server, newer)
+    assert server.told == ["starved: 1"]
+    (found,) = server.findings()
+    assert found.location.request == "unlike"
+
+
 def test_a_chunk_that_waits_while_another_request_decodes(server):
     decodes = Request("decodes", 60)
     server.has.running_batch.reqs.append(decodes)
@@ -379,18 +395,20 @@ def test_progress_again_after_a_retraction_is_not_starvation(server):
     assert server.told == []
 
 
-def test_a_look_at_a_long_queue_is_made_less_often(server):
+@pytest.mark.parametrize(("busy", "later"), [(0.02, 10), (0.0, 1)])
+def test_a_look_at_a_long_queue_is_made_less_often(server, busy, later):
+    """Not if it took long because others had the machine."""
     server.has.waiting_queue += [Request(str(n)) for n in range(3)]
     real = server.flight.standing.waits.look
 
     def slow(*args):
         real(*args)
         server.now += 0.02
+        server.busy += busy
 
     server.flight.standing.waits.look = slow
-    before = server.now
     server.turn(1, each=1)
-    assert server.flight.standing._due - before > 9
+    assert server.flight.standing._due - server.now == pytest.approx(later)
 
 
 def overtake(server, number: int) -> None:
@@ -488,7 +506,7 @@ def test_what_doctor_shows_of_a_long_queue_is_read_less_often(server):
     def slow(*args):
         look(*args)
         looks.append(server.now)
-        server.now += 0.02
+        server.busy += 0.02
 
     server.flight.standing.waits.look = slow
     server.flight.standing._due = server.now + 1000
