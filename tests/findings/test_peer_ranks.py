@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import textwrap
@@ -17,21 +18,24 @@ from g4debug.findings.peer_ranks import PeerRanks
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memfd_create is Linux's")
 FOUND = Stop("page-table", "out-of-range", "g4debug: page-table: a bad page …", "/dumps/a.pt")
-RANK = """
+PATIENCE = 60.0  # seconds: no busy machine takes so long
+RANK = f"PATIENCE = {PATIENCE}\n" + textwrap.dedent("""
     import json, os, sys, time
+    from g4debug.findings import peer_ranks
     from g4debug.findings.launch_memory import Stop
     from g4debug.findings.peer_ranks import PeerRanks
 
     def say(**what):
         print(json.dumps(what), flush=True)
 
+    peer_ranks.LOOK, peer_ranks.WAIT = PATIENCE, float(sys.argv[2])
     others = PeerRanks()
     others.join("L")
     others.name_ranks(0, int(sys.argv[1]), 0)
     def on_stop(seat):
         say(first=seat.name, pid=seat.pid, stop=vars(seat.stop), at=time.monotonic())
         others.stop(Stop("flight-recorder", "other-rank"))
-"""
+""")
 
 
 @pytest.fixture
@@ -43,10 +47,12 @@ def server():
 
 
 @contextlib.contextmanager
-def rank(number: int, body: str):
-    """A process that has joined, and does ``body``; it says one line before that."""
-    script = textwrap.dedent(RANK) + textwrap.dedent(body)
-    command = [sys.executable, "-c", script, str(number)]
+def rank(number: int, body: str, wait: float = PATIENCE):
+    """A process that has joined, and does ``body``; it says one line before that.
+
+    wait: seconds for which it waits for the others. A watcher that was not woken never looks.
+    """
+    command = [sys.executable, "-c", RANK + textwrap.dedent(body), str(number), str(wait)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         try:
             yield process
@@ -87,19 +93,19 @@ def test_a_stuck_rank_is_told_who_stopped_and_why(server):
             "dump": "/dumps/a.pt",
         }  # fmt: skip
         # It was woken: it did not only look by itself. And the other one waited for it, no longer.
-        assert peer_ranks.GRACE <= told["at"] - found["at"] < peer_ranks.LOOK
-        assert peer_ranks.GRACE <= found["waited"] < peer_ranks.WAIT
+        assert peer_ranks.GRACE <= told["at"] - found["at"] < PATIENCE
+        assert peer_ranks.GRACE <= found["waited"] < PATIENCE
         assert server.found()
 
 
 def test_a_rank_that_does_not_answer_is_not_waited_for_long(server):
     with rank(1, STUCK.replace("watch(on_stop)", "watch(lambda seat: None)")) as stuck:
         said(stuck)
-        with rank(0, FINDS) as finder:
+        with rank(0, FINDS, wait=0.5) as finder:
             said(finder)
             finder.stdin.write(b"!")
             finder.stdin.flush()
-            assert peer_ranks.WAIT <= said(finder)["waited"] < peer_ranks.WAIT + 2
+            assert 0.5 <= said(finder)["waited"] < PATIENCE
 
 
 def test_nobody_waits_for_a_rank_that_is_gone_or_does_not_watch(server):
@@ -107,22 +113,22 @@ def test_nobody_waits_for_a_rank_that_is_gone_or_does_not_watch(server):
         said(stuck)
         said(blind)
         stuck.kill()
-        time.sleep(0.05)  # a zombie until it is waited for
+        os.waitid(os.P_PID, stuck.pid, os.WEXITED | os.WNOWAIT)  # a zombie until it is waited for
         with rank(0, FINDS) as finder:
             said(finder)
             finder.stdin.write(b"!")
             finder.stdin.flush()
-            assert said(finder)["waited"] < peer_ranks.GRACE
+            assert said(finder)["waited"] < PATIENCE
 
 
 def test_a_rank_that_ends_by_itself_is_not_told(server):
     with rank(1, STUCK.replace("sys.stdin", "others.ending = True; sys.stdin")) as ends:
         said(ends)
-        with rank(0, FINDS) as finder:
+        with rank(0, FINDS, wait=0.5) as finder:
             said(finder)
             finder.stdin.write(b"!")
             finder.stdin.flush()
-            assert said(finder)["waited"] >= peer_ranks.WAIT
+            assert said(finder)["waited"] >= 0.5
         ends.kill()
         assert ends.stdout.read() == b""
 

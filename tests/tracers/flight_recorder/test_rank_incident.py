@@ -34,7 +34,7 @@ def test_after_a_finding_nothing_waits(before_crash):
     call, others = before_crash
     others.join(os.environ["G4DEBUG_LAUNCH"])
     others.stop(Stop("page-table", "stale", "g4debug: …"))
-    assert call() < 1
+    assert call() < 5  # for which SGLang would wait
     assert not set(rank_incident.SAVES) & set(os.environ)
 
 

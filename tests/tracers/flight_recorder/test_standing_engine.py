@@ -25,7 +25,7 @@ ALONE = {**SETTINGS, "G4DEBUG_TRACE": "flight-recorder"}
 
 def test_a_chunk_that_is_never_admitted_is_told_with_the_reason(tmp_path, capsys):
     """sglang #36458. Meanwhile doctor shows it."""
-    with engine(tmp_path, DRIVER, "parked_chunk", "20", **SETTINGS) as run:
+    with engine(tmp_path, DRIVER, "parked_chunk", "30", **SETTINGS) as run:
         run.wait_for("the scheduler hangs")
         time.sleep(2)  # the status is told once in a second
         code = main(["doctor", "--pid", str(run.scheduler().pid), "--json"])
@@ -49,7 +49,7 @@ def test_a_chunk_that_is_never_admitted_is_told_with_the_reason(tmp_path, capsys
 @pytest.mark.skipif(not targets.matches("<0.5.21"), reason="this SGLang serves it")
 def test_a_resume_that_lacks_its_own_prefix_is_told_with_the_reason(tmp_path):
     """sglang #32379."""
-    run = drive(tmp_path, DRIVER, "resume", "9", **ALONE)
+    run = drive(tmp_path, DRIVER, "resume", "15", **ALONE)
     assert run.result == {"turn-1": "served", "turn-2": "stands"}
     (record,) = run.dumps
     assert (record.finding.kind, record.finding.location.request) == ("hang", "turn-2")
