@@ -8,13 +8,14 @@ import pytest
 import torch
 
 from g4debug.combinations import run, seen
+from g4debug.combinations.refusal import refusal
 from g4debug.combinations.seen import Combination
 from g4debug.findings.steps import Recorder
 from g4debug.hooking import targets
 from g4debug.hooking.hooks import Hooks
 from g4debug.settings import Settings
 from g4debug.tracers.base import Context, Tracer
-from g4debug.tracers.gate import Gate, refusal
+from g4debug.tracers.gate import Gate
 from g4debug.trapping.trap import Trap
 
 NEWEST = "0.5.23"
