@@ -253,6 +253,7 @@ def _arm(
     from g4debug.hooking.hooks import HookError
     from g4debug.tracers.base import Context
     from g4debug.tracers.flight_recorder import rank_incident, scheduler_watch
+    from g4debug.tracers.gate import Gate
     from g4debug.tracers.hook_watch import HookWatch
     from g4debug.tracers.silence import Silence
 
@@ -306,6 +307,7 @@ def _arm(
     rank_incident.install(steps, part)
     if any(t.id == "flight-recorder" for t in tracers):
         scheduler_watch.SchedulerWatch(steps, part).install()
+    Gate(steps, tracers, on_cpu(settings)).install()
     return ledger, watch
 
 

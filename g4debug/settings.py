@@ -143,9 +143,9 @@ class Settings:
     not_run_on_this_release: bool = _setting(
         "G4DEBUG_NOT_RUN_ON_THIS_RELEASE",
         _flag,
-        "1 lets tracers stop (raise) or correct (contain) a server of an SGLang release, or on a "
-        "kind of GPU, that they were never run on; without it, such a start is refused unless "
-        "G4DEBUG_MODE=log",
+        "1 lets tracers stop (raise) or correct (contain) a server that they were never run with: "
+        "its SGLang release, kind of GPU, class of model, attention backend or draft; without it, "
+        "such a start is refused unless G4DEBUG_MODE=log",
         False,
     )
     fixes: str = _setting(

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from g4debug.backends import adapter_of
 from g4debug.backends.base import Adapter
 from g4debug.hooking.resolved import server_argument
 
@@ -36,12 +37,23 @@ def of(
     adapters: the adapter of each backend that is guarded, by id() of the backend. in_part: id() of
         each backend with some forwards that are not judged.
     """
+    phases = []
+    for name, backend in built(scheduler).items():
+        adapter = adapters.get(id(backend))
+        called = type(backend).__name__ if adapter is None else adapter.name
+        guarded = adapter is not None and name in adapter.phases
+        phases.append(Phase(name, called, guarded, id(backend) in in_part))
+    return phases
+
+
+def built(scheduler: Any) -> dict[str, Any]:
+    """Phase -> the object of its backend. {} if the backends of this server cannot be found."""
     from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
     worker = getattr(scheduler, "tp_worker", None)
     target = getattr(getattr(worker, "model_runner", None), "attn_backend", None)
     if target is None:
-        return []
+        return {}
     found = {
         "prefill": selected(target, ForwardMode.EXTEND),
         "decode": selected(target, ForwardMode.DECODE),
@@ -52,13 +64,21 @@ def of(
         drafting = _drafting(draft)
         if drafting is not None:
             found["draft"] = selected(drafting, ForwardMode.DECODE)
-    phases = []
-    for name, backend in found.items():
-        adapter = adapters.get(id(backend))
-        called = type(backend).__name__ if adapter is None else adapter.name
-        guarded = adapter is not None and name in adapter.phases
-        phases.append(Phase(name, called, guarded, id(backend) in in_part))
-    return phases
+    return {name: _inner(backend) for name, backend in found.items()}
+
+
+def named(scheduler: Any) -> tuple[str, ...]:
+    """The backends of a server, each once: the names of their adapters, else SGLang's names.
+
+    Of a backend without a name its class is told.
+    """
+    told = asked(getattr(scheduler, "server_args", None))
+    found: dict[str, None] = {}
+    for phase, backend in built(scheduler).items():
+        adapter = adapter_of(backend)
+        own = told.get(phase) or type(backend).__name__
+        found[own if adapter is None else adapter.name] = None
+    return tuple(found)
 
 
 def line(phases: list[Phase]) -> str:
@@ -96,6 +116,11 @@ def selected(backend: Any, mode: Any) -> Any:
     """The backend that runs this mode: one half of a hybrid, or the backend itself."""
     select = getattr(backend, "_select_backend", None)
     return backend if select is None else select(mode)
+
+
+def _inner(backend: Any) -> Any:
+    """The backend that reads KV, of one that also has layers with a state in place of KV."""
+    return getattr(backend, "full_attn_backend", backend)
 
 
 def _drafting(worker: Any) -> Any:

@@ -24,6 +24,8 @@ from typing import Any
 from g4debug import __version__, cli, discovery, plugin
 from g4debug.backends import adapters
 from g4debug.cli import one_line
+from g4debug.combinations.refusal import WAYS, takes_the_risk
+from g4debug.combinations.run import there
 from g4debug.faults.grammar import GrammarError, parse
 from g4debug.hooking import plugins, targets
 from g4debug.hooking.neighbours import MEANS
@@ -60,6 +62,7 @@ def diagnose(environ: Mapping[str, str], canary: str) -> Diagnosis:
         return d
     _release(d, settings)
     _backends(d, settings or Settings())
+    _models(d, settings or Settings())
     _plugin(d, environ)
     _shadowed(d)
     if d.problems:
@@ -233,6 +236,19 @@ def _backends(d: Diagnosis, settings: Settings) -> None:
                 "judges it in every mode"
             )
             d.backends.append(Row(adapter.name, "not judged", why))
+
+
+def _models(d: Diagnosis, settings: Settings) -> None:
+    """With which classes of models, backends and drafts g4debug was run here.
+
+    What a server runs is known in its scheduler only, which judges it by the same table.
+    """
+    release = str(targets.sglang_version())
+    for run in there(release, settings.cpu or not d.gpus):
+        d.models.append(Row(run.models, "run", f"{run.attention}, {run.window}: {run.with_what}"))
+    state = "judged" if takes_the_risk(settings) else "refused"
+    why = "" if state == "judged" else f"by the server's scheduler at its start. {WAYS}"
+    d.models.append(Row("any other", state, why))
 
 
 def _armed(settings: Settings) -> tuple[str, ...]:

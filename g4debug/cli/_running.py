@@ -66,6 +66,7 @@ def _fill(process: Process, told: Mapping[str, Any]) -> None:
         k: str(told[k]) for k in ("version", "mode", "dumps", "faults", "started") if told.get(k)
     }
     process.rank = str(told.get("rank", ""))
+    process.serves = str(told.get("serves", ""))
     process.phase = str(told.get("phase", ""))
     process.step = int(told.get("step", -1))
     process.stands = str(told.get("stands", ""))

@@ -7,14 +7,15 @@ starts no server. Without --canary it makes no CUDA context. The exit code is 0
 if all that the environment asks for can be done, and 1 if not. Without SGLang it
 is 1, and doctor says which commands work all the same.
 
-With --pid it asks a running server instead: what each tracer of each of its
-schedulers judges now, which parts are limited or off and why, how much was checked
-so far, and which requests have made no progress for 3 seconds, and why. PID is the
-server, anything that started it, or one scheduler. It must be on the same machine
-and belong to you, unless you are root. The exit code is 0 if every tracer that is
-armed works without a limit, and 1 if one is limited or off, its hooks do not run,
-the event loop is stuck, or turns and serves nobody, or no scheduler shows a status.
-It is 2 if there is no such process.
+With --pid it asks a running server instead: its model, attention backends and
+draft, what each tracer of each of its schedulers judges now, which parts are limited
+or off and why, how much was checked so far, and which requests have made no progress
+for 3 seconds, and why. PID is the server, anything that started it, or one scheduler.
+It must be on the same machine and belong to you, unless you are root. The exit code
+is 0 if every tracer that is armed works without a limit, or has nothing to judge on
+this server, and 1 if one is limited or off, its hooks do not run, the event loop is
+stuck, or turns and serves nobody, or no scheduler shows a status. It is 2 if there is
+no such process.
 
 With --pid and --tape FILE it makes the scheduler write a dump without a finding,
 whose tape can be replayed, and moves it to FILE. With --pid and --request RID it

@@ -57,21 +57,35 @@ class TracerStatus:
     checked: tuple[Checked, ...] = ()
     findings: dict[str, int] = field(default_factory=dict)  # kind -> how many
     silent: tuple[str, ...] = ()  # where it judges nothing, and nobody knows why
+    nothing: str = ""  # what it could judge besides, and why this server has none of it
 
     @property
     def sound(self) -> bool:
-        """True if it is on and judges, without a limit, and no hook of it is known to be dead."""
-        return not (self.off or self.limits or self.dead or self.silent)
+        """True if it judges all that this server has for it, and no hook of it is known to be dead.
+
+        The server may have nothing of that.
+        """
+        off = self.off and not self.nothing
+        return not (off or self.limits or self.dead or self.silent)
+
+    @property
+    def lacks(self) -> tuple[str, ...]:
+        """What it does not judge, or all that is left to it, without the reasons."""
+        hooks = (f"nothing of {x.partition(': ')[0]}" for x in self.dead)
+        return (*(x.what for x in self.limits), *hooks, *self.silent)
 
     @property
     def state(self) -> str:
         """In words, without the counts of checks: ``armed: raise; limited: ranges only (why)``."""
+        if self.off and self.nothing:
+            return f"nothing to judge: {self.nothing}"
         if self.off:
             return f"off{_since(self.off_step)}: {self.off}"
         said = [f"armed: {self.mode}" if self.mode else "on"]
         said += [f"limited{_since(x.step)}: {x.what} ({x.why})" for x in self.limits]
         said += [f"its hook does not run at {x}" for x in self.dead]
         said += [f"judges nothing {x}" for x in self.silent]
+        said += [f"nothing to judge: {self.nothing}"] if self.nothing else []
         return "; ".join(said)
 
 
@@ -112,6 +126,7 @@ class Part:
         self._status = status
         self._limits: dict[str, Limit] = {}
         self._off: Limit | None = None
+        self._nothing = ""
         self._audited = -1
         self._dead: dict[str, str] = {}  # site -> why our hook does not run there
         self._dependents: list[tuple[Part, str]] = []
@@ -164,6 +179,17 @@ class Part:
         also = f"; so {', '.join(affected)}" if affected else ""
         self._tell(f"is off{_since(self._status.clock.step)}: {why}{also}", error)
 
+    def nothing(self, why: str, off: bool = False) -> None:
+        """This server has nothing of what it judges, or of a part of that: no draft, one rank.
+
+        That is no limit: whatever is there is judged. off: it judges nothing at all.
+        """
+        if not self._nothing:
+            self._nothing = why[:MAX_TEXT]
+            self._status.changes += 1
+            if off and not self.is_off:
+                self._switch_off(self._nothing)
+
     def depends_on(self, other: Part, remains: str) -> None:
         """If ``other`` is switched off, this part is limited to ``remains``, or off if it is ''."""
         other._dependents.append((self, remains))
@@ -214,6 +240,7 @@ class Part:
             ),
             findings=self._status.findings_of(self.name),
             silent=tuple(f"since step {s}{_of(mode)}" for mode, s in self._silent.copy().items()),
+            nothing=self._nothing,
         )
 
     def _limited(self, what: str, why: str) -> bool:
@@ -272,6 +299,7 @@ class Status:
         self.parts: dict[str, Part] = {}
         self.findings: Counter[tuple[str, str]] = Counter()
         self.changes = 0
+        self.serves = ""  # the model, attention backends and draft of this server, in words
         # Writes a dump for whoever asks: its path, and why there is none. None: nobody can do so.
         self.snapshot: Callable[[], tuple[str, str]] | None = None
         # Says that the server stands, '' if not; and which requests wait, since when and why.
@@ -293,6 +321,17 @@ class Status:
         """Kind -> how many findings of this tracer."""
         # A copy, because a thread may ask while the scheduler adds.
         return {kind: n for (name, kind), n in self.findings.copy().items() if name == check}
+
+    def judged(self) -> str:
+        """What is judged in this server, by tracer, in one line: ``Judged: page-table. …``."""
+        armed = [r for r in self.records() if r.mode]
+        whole = ", ".join(r.name for r in armed if r.sound and not r.nothing)
+        told = [f"Judged: {whole or 'nothing in full'}"]
+        partly = (r for r in armed if not (r.sound or r.off))
+        told += [f"In part: {r.name} ({'; '.join(r.lacks)})" for r in partly]
+        told += [f"Not judged: {r.name} ({r.off})" for r in armed if r.off and not r.nothing]
+        told += [f"Nothing to judge: {r.name} ({r.nothing})" for r in armed if r.nothing]
+        return ". ".join(told)
 
     def records(self) -> tuple[TracerStatus, ...]:
         """The parts, as a dump keeps them: the tracers in the order of arming, then the others.

@@ -98,6 +98,7 @@ class StatusPublisher:
         return {
             **self.about,
             "rank": self.rank,
+            "serves": self.status.serves,
             "phase": self.phase,
             "step": self.status.clock.step,
             "told": now,

@@ -17,6 +17,8 @@ STYLES = {
     "applied": "green",
     "armed": "green",
     "judged": "green",
+    "run": "green",
+    "refused": "yellow",
     "not judged": "yellow",
     "caught": "green",
     "missing": "bold red",
@@ -63,6 +65,7 @@ class Diagnosis:
     fixes: list[Row] = field(default_factory=list)
     tracers: list[Row] = field(default_factory=list)
     backends: list[Row] = field(default_factory=list)  # attention backends, for page-table
+    models: list[Row] = field(default_factory=list)  # what was run with which of them
     canary: list[Row] = field(default_factory=list)
     faults: list[Row] = field(default_factory=list)
     unchecked: dict[str, str] = field(default_factory=dict)
@@ -104,6 +107,8 @@ def render(diagnosis: Diagnosis, console: Console) -> None:
     _rows(console, "TRACERS", d.tracers, "")
     if d.backends:
         _rows(console, "BACKENDS", d.backends, "", "what page-table judges, by attention backend")
+    if d.models:
+        _rows(console, "MODELS", d.models, "", "what a server may run in mode raise or contain")
     _rows(console, "CANARY", d.canary, d.unchecked.get("canary", ""))
     _rows(console, "FAULTS", d.faults, "")
 

@@ -34,6 +34,7 @@ class Process:
     expected: bool = False
     role: str = ""
     rank: str = ""
+    serves: str = ""  # its model, attention backends and draft, in words
     phase: str = ""
     step: int = -1
     age: float = -1.0
@@ -129,6 +130,8 @@ def _lines(process: Process) -> Iterator[Text]:
     if process.role != "scheduler":
         yield Text("runs no scheduler; the tracers work in the schedulers")
         return
+    if process.serves:
+        yield Text(f"runs {process.serves}")
     when = f"step {process.step}, {process.phase}, told {process.age:.0f} s ago"
     if process.stuck:
         yield Text(f"{when}: the event loop is stuck, what follows is from before", "bold red")

@@ -43,6 +43,11 @@ def other_rows(server_args: Any) -> str:
             "with DP attention a batch is padded to those of the other ranks, and "
             "this tracer was never run so"
         )
+    if server_argument(server_args, "attn_cp_size", 1) > 1:
+        return (
+            "with context parallelism each rank reads a part of a prompt, by a table of its own, "
+            "and this tracer was never run so"
+        )
     return other_indices(server_args)
 
 

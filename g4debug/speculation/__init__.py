@@ -41,6 +41,12 @@ def of(holder: Any) -> Adapter | None:
     return None
 
 
+def is_plain(holder: Any) -> bool:
+    """True if it is known that there is no draft."""
+    algorithm = getattr(holder, "spec_algorithm", None)
+    return algorithm is not None and bool(algorithm.is_none())
+
+
 def draft_reads_target_kv(holder: Any) -> bool:
     """True if the draft has no KV of its own: it reads the target's, and writes none."""
     found = of(holder)

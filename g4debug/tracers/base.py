@@ -85,6 +85,10 @@ class Context:
         """This tracer judges nothing from now on. Logged once."""
         self.status.off(why)
 
+    def nothing(self, why: str, off: bool = False) -> None:
+        """This server has nothing of what is judged here, see :meth:`Part.nothing`."""
+        self.status.nothing(why, off)
+
     def checked(self, n: int = 1, what: str = "checks") -> None:
         """Count ``n`` things that were checked in this step. ``what``: a plural, "tables"."""
         self.status.checked(n, what)

@@ -96,6 +96,15 @@ def test_what_is_not_as_it_should_be_comes_first(capsys, deed, said):
         assert said in text
 
 
+def test_nothing_to_judge_is_sound_and_what_it_runs_is_named(capsys):
+    deed = "part.nothing('no draft'); recorder.status.serves = 'Llama on triton, no draft'"
+    with process(SCHEDULER, f"{deed}; teller.beat()") as pid:
+        code, text = say(capsys, pid)
+    assert code == 0
+    assert "runs Llama on triton, no draft" in text
+    assert "page-table armed: raise; nothing to judge: no draft" in text
+
+
 def test_a_scheduler_below_the_process_that_is_named(capsys):
     parent = """
         import subprocess, sys

@@ -146,3 +146,28 @@ def test_a_limit_that_is_over_is_told_once(part, caplog):
         part.lift("ranges only", "they lie still")
     assert caplog.messages == ["g4debug: page-table is not limited any more: they lie still"]
     assert part.record().sound
+
+
+def test_nothing_to_judge_is_no_limit_and_is_told(recorder, part):
+    part.nothing("this server runs no draft")
+    record = part.record()
+    assert (record.sound, record.off) == (True, "")
+    assert record.state == "armed: raise; nothing to judge: this server runs no draft"
+    other = recorder.status.part("rank-divergence")
+    other.mode = "raise"
+    other.nothing("there is one rank only", off=True)
+    assert other.record().sound
+    assert other.is_off
+    assert other.record().state == "nothing to judge: there is one rank only"
+
+
+def test_one_line_says_what_is_judged_in_this_server(recorder, part):
+    for name in ("kv-allocator", "pool-leak", "spec-lifecycle", "kv-writes"):
+        recorder.status.part(name).mode = "raise"
+    recorder.status.part("pool-leak").limit("ranges only", "pages move")
+    recorder.status.part("spec-lifecycle").nothing("no draft")
+    recorder.status.part("kv-writes").off("no pool that it knows")
+    assert recorder.status.judged() == (
+        "Judged: page-table, kv-allocator. In part: pool-leak (ranges only). Not judged: "
+        "kv-writes (no pool that it knows). Nothing to judge: spec-lifecycle (no draft)"
+    )

@@ -13,8 +13,12 @@ from g4debug.backends import adapters
 from g4debug.hooking import targets
 
 ROOT = Path(__file__).resolve().parents[2]
-# The adapters, the sites of each release, and the stand-ins for kernels of a backend.
-KNOW_THEM = ("g4debug/backends/", "g4debug/hooking/targets.py", "g4debug/cpu/")
+# The adapters, the sites of each release, the stand-ins for kernels of a backend, and the table of
+# what was run with which.
+KNOW_THEM = (
+    "g4debug/backends/", "g4debug/hooking/targets.py", "g4debug/cpu/",
+    "g4debug/combinations/run.py",
+)  # fmt: skip
 PACKAGES = ("g4debug/trapping/describe.py", "triton")  # the compiler, in a list of packages
 
 

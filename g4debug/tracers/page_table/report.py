@@ -208,6 +208,11 @@ class ListWords(Words):
         if self.kind == "window-offset":
             return f"gets window_kv_offsets = {value}, but the row's list begins at {expected}"
         if self.kind == "mask-bounds":
+            if self._mask_ends:
+                return (
+                    f"gets mask_indptr = {value}, where the row's part of the mask begins, but the "
+                    f"mask has only {self._mask_size} cells"
+                )
             return (
                 f"gets mask_indptr = {value}, but the row's part of the mask begins at {expected}, "
                 f"and the mask has {self._mask_size} cells"
@@ -233,8 +238,15 @@ class ListWords(Words):
     def _mask_size(self) -> int:
         return 0 if self.checked.lists is None else self.checked.lists.mask_size
 
+    @property
+    def _mask_ends(self) -> bool:
+        """True if the row's part of the mask begins where it must, and the mask is too short."""
+        return self.kind == "mask-bounds" and self.cell.value == self.cell.expected
+
     def expected(self) -> str:
         cell = self.cell
+        if self._mask_ends:
+            return f"a mask that holds the row's part, which begins at {cell.expected}"
         if cell.position < 0:
             if self.kind == "row-too-short":
                 return f"a list of at least {cell.value} entries"
@@ -246,6 +258,8 @@ class ListWords(Words):
         return f"one of the tokens 0..{last} of the {self.pool_name} pool{belongs}"
 
     def got(self) -> str:
+        if self._mask_ends:
+            return f"a mask of {self._mask_size} cells"
         if self.cell.position < 0:
             return str(self.cell.column if self.kind == "row-too-short" else self.cell.value)
         entries = "entry" if self.bad == 1 else "entries"

@@ -30,6 +30,7 @@ import torch
 from g4debug.backends import adapters, names, phases
 from g4debug.backends.base import Adapter
 from g4debug.backends.handed_over import PageTable, TokenLists
+from g4debug.combinations.seen import ENCODER, NO_DRAFT, running
 from g4debug.findings.record import Evidence, Finding
 from g4debug.hooking.layer_pools import pages_of, pool_of_layer
 from g4debug.sanitizer import unsupported
@@ -132,10 +133,16 @@ class PageTableTracer(DeviceCheck[CheckedTable, Cell]):
         if self.backends.partial is not None:
             self.context.limit(*self.backends.partial)
         if scheduler is not None:
-            found = phases.of(scheduler, self.adapters, self.in_part)
-            if found:
-                print(phases.line(found), file=sys.stderr, flush=True)
-            for phase in found:
+            found = running(scheduler)
+            if found.attention == ENCODER and found.draft != NO_DRAFT:
+                self.not_guarded(
+                    "nothing that encoder attention reads in a verify is judged",
+                    "a kernel may get a table of its own there, which the guard does not see",
+                )
+            served = phases.of(scheduler, self.adapters, self.in_part)
+            if served:
+                print(phases.line(served), file=sys.stderr, flush=True)
+            for phase in served:
                 if not phase.guarded:
                     self.not_guarded(
                         unsupported.PHASE.format(phase.name),
@@ -178,6 +185,8 @@ class PageTableTracer(DeviceCheck[CheckedTable, Cell]):
         key, table = self._key(backend, layer, batch), handed.table
         latest = self.latest.get(key)
         if latest is None or not latest.is_for(table, layer):
+            if self._is_without_window(key, handed.window):
+                return table
             if latest is None or not self._renewed(latest, table, layer, batch):
                 latest = self._new(key, adapter, table, table.shape[0], backend, layer, batch)
                 latest.out = self.buffer(key, table, torch.int32, SLACK)
@@ -197,6 +206,8 @@ class PageTableTracer(DeviceCheck[CheckedTable, Cell]):
         latest, indices = self.latest.get(key), lists.indices
         if latest is not None and latest.is_for(indices, layer):
             return
+        if self._is_without_window(key, lists.window):
+            return
         latest = self._new(key, adapter, indices, lists.rows, backend, layer, batch)
         latest.lists, latest.window = lists, lists.window
         self._check(key, latest)
@@ -208,6 +219,20 @@ class PageTableTracer(DeviceCheck[CheckedTable, Cell]):
             name = self._pools[of] = pool_of_layer(backend, layer, batch)[1]
         key = self._keys[of] = id(backend), name + which
         return key
+
+    def _is_without_window(self, key: Key, window: int) -> bool:
+        """True if a layer reads the SWA pool and names no window, so what it reads is not known.
+
+        Llama-4's layers (``use_irope``) read the chunk that a token is in.
+        """
+        if window >= 0 or not key[1].startswith("swa"):
+            return False
+        self.not_guarded(
+            "nothing that layers of the SWA pool read without a window is judged",
+            "which of a request's tokens such a layer reads is not known, and its other pages are "
+            "given back",
+        )
+        return True
 
     def _renewed(self, checked: CheckedTable, table: torch.Tensor, layer: Any, batch: Any) -> bool:
         """True if the last check of this key could be reused for a new forward.

@@ -63,6 +63,9 @@ class RankDivergence:
         self.context.hooks.before(SITE, Order.FIX, self.context.tracer_id, hook)
 
     def after_init(self, result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+        if server_argument(scheduler.server_args, "tp_size", 1) == 1:
+            self.context.nothing("there is one rank only, so there is nothing to compare", off=True)
+            return result
         why = self._why_not(scheduler)
         if why:
             self.context.off(why)
@@ -90,8 +93,6 @@ class RankDivergence:
     def _why_not(self, scheduler: Any) -> str:
         """Why the ranks of this server cannot be compared, '' if they can."""
         args = scheduler.server_args
-        if server_argument(args, "tp_size", 1) == 1:
-            return "there is one rank only, so there is nothing to compare"
         if dp_attention(args):
             groups = max(
                 server_argument(args, "dp_size", 1), server_argument(args, "attn_dp_size", 1)

@@ -148,11 +148,19 @@ class SpecLifecycle:
         every = [*reasons, *sampled_tokens.unknown(scheduler.server_args)]
         if speculation.of(scheduler) is None:
             self.judging = False
+            plain = speculation.is_plain(scheduler)
             if self._by_value and sampled_tokens.follows(scheduler):
                 what = "sampled tokens, rows, lengths and positions are checked, no draft"
-                self.context.limit(what, no_draft())
+                if plain:
+                    self.context.nothing("no draft, because this server runs none")
+                else:
+                    self.context.limit(what, no_draft())
                 self.sampled.limit(every)
                 self.inputs.limit(every)
+            elif plain:
+                self.sampled.judging = self.inputs.judging = False
+                why = "this server runs no draft"
+                self.context.nothing(why if self._by_value else f"{why}; {ON_GPU}", off=True)
             else:
                 self.sampled.judging = self.inputs.judging = False
                 self.context.off(

@@ -194,7 +194,6 @@ def test_ranks_of_other_batches_are_not_compared(ranks, field):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"tp_size": 1}, "one rank only"),
         ({"enable_dp_attention": True, "dp_size": 2}, "with DP attention on all ranks"),
         ({"enable_dp_attention": True, "dp_size": 2, "tp_size": 4}, "never run with DP attention"),
         ({"disaggregation_mode": "prefill"}, "disaggregation"),
@@ -206,6 +205,17 @@ def test_what_it_was_never_run_with_it_does_not_judge(ranks, changes, says):
     vars(rank.scheduler.server_args).update(changes)
     rank.tracer.after_init(None, rank.scheduler)
     assert says in rank.tracer.context.status.record().off
+    rank.step(1, ("a",))
+    assert not rank.tracer.mine
+
+
+def test_one_rank_is_nothing_to_judge_and_no_limit(ranks):
+    rank, _ = ranks
+    rank.scheduler.server_args.tp_size = 1
+    rank.tracer.after_init(None, rank.scheduler)
+    told = rank.tracer.context.status.record()
+    assert told.sound
+    assert told.state.startswith("nothing to judge: there is one rank only")
     rank.step(1, ("a",))
     assert not rank.tracer.mine
 

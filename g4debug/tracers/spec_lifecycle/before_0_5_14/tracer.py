@@ -101,7 +101,9 @@ class SpecLifecycleV1:
         self.shown_pool.install()
 
     def after_scheduler_init(self, result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-        if speculation.of(scheduler) is None:
+        if speculation.is_plain(scheduler):
+            self.context.nothing("this server runs no draft", off=True)
+        elif speculation.of(scheduler) is None:
             self.context.off(nothing_to_check())
         elif dp_attention(scheduler.server_args):
             self.context.off(

@@ -1,0 +1,46 @@
+"""Says which of the faults that were asked for can never fire in this server, and why."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from g4debug import backends
+from g4debug.backends.base import TableAdapter
+from g4debug.combinations.seen import NO_DRAFT, Combination, running
+from g4debug.faults.base import Asked, Fault
+from g4debug.hooking.resolved import server_argument
+
+logger = logging.getLogger("g4debug")
+
+
+def tell(faults: Iterable[Fault], scheduler: Any) -> None:
+    """Log it once, when the scheduler is complete."""
+    ranks = int(server_argument(getattr(scheduler, "server_args", None), "tp_size", 1))
+    for fault, lacks in idle(faults, running(scheduler), ranks):
+        logger.warning(
+            "g4debug: the fault %s can never fire in this server, which has no %s", fault, lacks
+        )
+
+
+def idle(faults: Iterable[Fault], found: Combination, ranks: int) -> Iterator[tuple[str, str]]:
+    """(id of a fault, what the server lacks for it) of each that can never fire."""
+    has: dict[Asked, bool] = {
+        "a draft": found.draft != NO_DRAFT,
+        "a SWA pool": not found.pool or "SWA" in found.pool,
+        "page tables": not found.backends or any(map(_has_tables, found.backends)),
+    }
+    for fault in faults:
+        lacks = [what.removeprefix("a ") for what in fault.asks if not has[what]]
+        if ranks < fault.ranks:
+            lacks.append(f"{fault.ranks} tensor-parallel ranks")
+        if lacks:
+            yield fault.id, " and no ".join(lacks)
+
+
+def _has_tables(backend: str) -> bool:
+    try:
+        return isinstance(backends.adapter(backend), TableAdapter)
+    except KeyError:
+        return False

@@ -1,0 +1,181 @@
+"""Which combination a server runs, told from SGLang's own classes, and which were run."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from g4debug.combinations import run, seen
+from g4debug.combinations.refusal import refusal
+from g4debug.combinations.seen import Combination
+from g4debug.findings.steps import Recorder
+from g4debug.hooking import targets
+from g4debug.hooking.hooks import Hooks
+from g4debug.settings import Settings
+from g4debug.tracers.base import Context, Tracer
+from g4debug.tracers.gate import Gate
+from g4debug.trapping.trap import Trap
+
+NEWEST = "0.5.23"
+LLAMA = Combination("LlamaForCausalLM", seen.MHA, seen.NO_WINDOW, "MHATokenToKVPool")
+GEMMA = Combination(
+    "Gemma4ForCausalLM", seen.MHA, seen.SWA_POOL, "SWAKVPool of MHATokenToKVPool",
+    ("triton", "trtllm_mha"), "FROZEN_KV_MTP",
+)  # fmt: skip
+
+
+def with_(it: Combination, **fields: object) -> Combination:
+    return Combination(**{**vars(it), **fields})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("found", "cpu", "gpu"),
+    [
+        (GEMMA, True, True),
+        (with_(GEMMA, draft="EAGLE"), False, False),
+        (with_(GEMMA, attention=seen.SINKS, draft=seen.NO_DRAFT), True, False),
+        (with_(LLAMA, backends=("triton",), draft=seen.NO_DRAFT), True, False),
+        (with_(LLAMA, backends=("fa3",), draft=seen.NO_DRAFT), False, False),
+        (with_(LLAMA, backends=("triton",), draft="STANDALONE"), False, False),
+        (with_(LLAMA, window=seen.CHUNKS), False, False),
+        (with_(LLAMA, attention=seen.LINEAR, pool="HybridLinearKVPool"), False, False),
+        (with_(LLAMA, attention=seen.MLA, pool="MLATokenToKVPool", backends=("triton",)), 1, 0),
+        (with_(LLAMA, attention=seen.MLA, pool="DSATokenToKVPool"), False, False),
+        (with_(LLAMA, attention=seen.ENCODER), False, False),
+        # Before the weights are there.
+        (Combination(), True, True),
+        (Combination(attention=seen.MHA, draft=seen.NO_DRAFT), True, True),
+        (Combination(attention=seen.MHA, window=seen.NO_WINDOW), True, False),
+        (Combination(attention=seen.MHA, draft="EAGLE3"), False, False),
+    ],
+)
+def test_what_was_run(found, cpu, gpu):
+    assert run.was_run(found, NEWEST, on_cpu=True) == cpu
+    assert run.was_run(found, NEWEST, on_cpu=False) == gpu
+    assert not run.was_run(found, "0.5.99", on_cpu=True)
+
+
+def test_each_release_of_the_tracers_has_a_combination():
+    for release, tracers in targets.RUN.items():
+        for on_cpu in (True, False):
+            places = {p for where in tracers.values() for p in where}
+            wanted = any((p == targets.CPU) == on_cpu for p in places)
+            assert bool(run.there(release, on_cpu)) == wanted, release
+
+
+def layer(**fields: object) -> torch.nn.Module:
+    found = type("RadixAttention", (torch.nn.Module,), {})()
+    vars(found).update(fields)
+    return found
+
+
+def scheduler(*layers, pool="MHATokenToKVPool", arch="MHA", sinks=False, inner=None):
+    model = torch.nn.ModuleList(layers)
+    if sinks:
+        model.register_parameter("sinks", torch.nn.Parameter(torch.zeros(2)))
+    kv = type(pool, (), {})()
+    if inner:
+        kv.full_kv_pool, kv.swa_kv_pool = (type(inner, (), {})() for _ in range(2))
+    config = SimpleNamespace(
+        hf_config=SimpleNamespace(architectures=["Some"]),
+        attention_arch=SimpleNamespace(name=arch),
+    )
+    runner = SimpleNamespace(model=model, model_config=config, token_to_kv_pool=kv)
+    return SimpleNamespace(tp_worker=SimpleNamespace(model_runner=runner))
+
+
+@pytest.mark.parametrize(
+    ("made", "attention", "window", "pool"),
+    [
+        (scheduler(layer(sliding_window_size=-1)), seen.MHA, seen.NO_WINDOW, "MHATokenToKVPool"),
+        (scheduler(layer(sliding_window_size=9)), seen.MHA, seen.ONE_POOL, "MHATokenToKVPool"),
+        (
+            scheduler(layer(), pool="SWAKVPool", inner="A", sinks=True),
+            seen.SINKS, seen.SWA_POOL, "SWAKVPool of A",
+        ),
+        (
+            scheduler(layer(use_irope=True), pool="SWAKVPool", inner="A"),
+            seen.MHA, seen.CHUNKS, "SWAKVPool of A",
+        ),
+        (scheduler(layer(), arch="MLA", pool="M"), seen.MLA, seen.NO_WINDOW, "M"),
+        (
+            scheduler(layer(), pool="HybridLinearKVPool"),
+            seen.LINEAR, seen.NO_WINDOW, "HybridLinearKVPool",
+        ),
+        (
+            scheduler(layer(attn_type=SimpleNamespace(value="encoder_only"))),
+            seen.ENCODER, seen.NO_WINDOW, "MHATokenToKVPool",
+        ),
+        (
+            scheduler(layer(is_cross_attention=True)),
+            seen.ENCODER, seen.NO_WINDOW, "MHATokenToKVPool",
+        ),
+    ],
+)  # fmt: skip
+def test_the_class_of_a_model(sglang, made, attention, window, pool):
+    found = seen.running(made)
+    assert (found.attention, found.window, found.pool) == (attention, window, pool)
+
+
+def test_sglangs_own_layers_and_algorithms_are_read(sglang):
+    """The names that are read are those of the installed SGLang."""
+    from sglang.srt.configs.model_config import AttentionArch
+    from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    made = RadixAttention(2, 8, 1.0, 2, 0, sliding_window_size=7, use_irope=True)
+    assert seen._attention_layers(torch.nn.ModuleList([made])) == [made]
+    assert made.use_irope
+    assert made.sliding_window_size == 7
+    assert AttentionType.ENCODER_ONLY.value == "encoder_only"
+    assert {seen.MHA, seen.MLA} <= {arch.name for arch in AttentionArch}
+    for name, draft in ((None, seen.NO_DRAFT), ("EAGLE3", "EAGLE3"), ("NGRAM", "NGRAM")):
+        holder = SimpleNamespace(spec_algorithm=SpeculativeAlgorithm.from_string(name))
+        assert seen.running(holder).draft == draft
+
+
+def judging(**settings: object) -> Gate:
+    recorder, told = Recorder(1), Settings(**{"mode": "raise", **settings})  # type: ignore[arg-type]
+    trap = Trap(told, lambda *a: None)  # type: ignore[arg-type,return-value]
+    tracers = [Tracer("page-table", "", lambda c: None), Tracer("a", "", print, judges=False)]
+    return Gate(Context("steps", Hooks(), told, recorder, trap), tracers, on_cpu=True)
+
+
+@pytest.mark.parametrize("mode", ["raise", "contain"])
+def test_what_was_never_run_is_refused_with_both_ways_on(sglang, mode):
+    with pytest.raises(SystemExit) as error:
+        judging(mode=mode).judge(with_(LLAMA, draft="EAGLE", backends=("triton",)))
+    said = str(error.value)
+    assert "LlamaForCausalLM (MHA, no window, MHATokenToKVPool) on triton, draft EAGLE" in said
+    assert f"G4DEBUG_MODE={mode} could harm" in said
+    assert "G4DEBUG_MODE=log" in said
+    assert "G4DEBUG_NOT_RUN_ON_THIS_RELEASE=1" in said
+
+
+@pytest.mark.parametrize("way", [{"mode": "log"}, {"not_run_on_this_release": True}])
+def test_both_ways_on_start_and_the_status_says_it(sglang, capsys, way):
+    gate = judging(**way)
+    gate.after_scheduler(None, scheduler(layer(use_irope=True)))
+    status = gate.context.recorder.status
+    (limit,) = status.part("page-table").record().limits
+    assert limit.what == "it may be wrong"
+    assert "this server runs Some (MHA, chunked windows (irope), " in capsys.readouterr().err
+    assert status.serves.startswith("Some (MHA, ")
+
+
+def test_a_server_that_only_keeps_records_is_never_refused(sglang):
+    gate = judging()
+    gate.tracers = []
+    gate.after_scheduler(None, scheduler(layer(use_irope=True)))
+
+
+@pytest.mark.parametrize("release", [NEWEST])
+def test_the_message_names_what_was_run_with_such_a_model(monkeypatch, release):
+    monkeypatch.setattr(targets, "sglang_version", lambda: release)
+    said = refusal(with_(LLAMA, draft="EAGLE"), Settings(), on_cpu=True)
+    assert "such a model was run on trtllm_mha, triton with no draft" in said
+    said = refusal(with_(LLAMA, attention=seen.LINEAR), Settings(), on_cpu=True)
+    assert "run were Gemma-4 (MHA, windows in an SWA pool); " in said
+    assert refusal(with_(GEMMA), Settings(), on_cpu=False) == ""
