@@ -6,7 +6,10 @@ given back in ``maybe_evict_swa``: only once a chunk *is* admitted, and under ov
 before the third. If chunks that came before have filled the pool, nobody else can free anything:
 the prompt stands for ever, ``/health`` answers 200, and nothing is logged (upstream #36458). With a
 prefix cache of before 0.5.21 the same happens where a leaf of the tree is longer than the window,
-because a lock on a leaf holds all of its SWA pages.
+because a lock on a leaf holds all of its SWA pages. From 0.5.21 on SGLang hands the prefix cache
+only a part of a prompt whose beginning other prompts had left there, and which has lost its SWA
+pages: up to where they part. What the prompt has behind that is its own, and its lock stays on
+the part, far behind the window. SGLang hands over the rest with the next chunk, which never comes.
 
 The fix acts where a prompt has been parked since its last chunk was launched. So it changes nothing
 on a server that parks no chunk, neither its answers nor how its prompts are cut.
@@ -30,18 +33,22 @@ from weakref import WeakSet
 
 from g4debug.fixes import _window_lock
 from g4debug.fixes.base import Fix, around, before
+from g4debug.fixes.paths.base import arguments
 from g4debug.fixes.source import source
 from g4debug.hooking import req_kv
 from g4debug.hooking.prefix_sharing import keeps_prefixes
 
 BATCH = "sglang.srt.managers.schedule_batch.ScheduleBatch"
 ADDER = "sglang.srt.managers.schedule_policy.PrefillAdder"
-_parked: WeakSet[Any] = WeakSet()  # requests that were parked since their last chunk was launched
+# Requests that were parked since their last chunk was launched, and those that have given back.
+_parked: WeakSet[Any] = WeakSet()
+_gave: WeakSet[Any] = WeakSet()
 
 
 def around_add_chunked(call_next: Callable[..., Any], adder: Any, request: Any) -> Any:
     """Around ``PrefillAdder.add_chunked_req``, which returns the request if its prompt goes on."""
-    if request in _parked:
+    if request in _parked and request not in _gave:
+        _gave.add(request)
         give_back(adder.tree_cache, adder.token_to_kv_pool_allocator, request)
     goes_on = call_next(adder, request)
     if goes_on is request and not any(r is request for r in adder.can_run_list):
@@ -53,6 +60,7 @@ def before_prepare(batch: Any, *args: Any, **kwargs: Any) -> None:
     """Before ``ScheduleBatch.prepare_for_extend``: the batch is launched in this round."""
     if _parked:
         _parked.difference_update(batch.reqs)
+        _gave.difference_update(batch.reqs)
 
 
 def give_back(tree: Any, allocator: Any, request: Any) -> None:
@@ -62,17 +70,30 @@ def give_back(tree: Any, allocator: Any, request: Any) -> None:
     """
     if not tree.supports_swa():
         return
-    if not keeps_prefixes(tree):
-        from sglang.srt.managers.schedule_batch import ScheduleBatch
-
-        batch = SimpleNamespace(
-            tree_cache=tree,
-            req_to_token_pool=tree.req_to_token_pool,
-            token_to_kv_pool_allocator=allocator,
-        )
-        ScheduleBatch._evict_swa(batch, request, req_kv.prefix(request))
-    elif _window_lock.has_it(tree):  # later ones cut each new leaf themselves
+    if _window_lock.has_it(tree):
         _window_lock.relock(tree, request)
+        return
+    if keeps_prefixes(tree):
+        _hand_over(tree, request)
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
+
+    batch = SimpleNamespace(
+        tree_cache=tree,
+        req_to_token_pool=tree.req_to_token_pool,
+        token_to_kv_pool_allocator=allocator,
+    )
+    ScheduleBatch._evict_swa(batch, request, req_kv.prefix(request))
+
+
+def _hand_over(tree: Any, request: Any) -> None:
+    """Give the prefix cache what it has not got of the prompt yet, as SGLang does with each chunk.
+
+    The lock of the request then goes to the last window of that.
+    """
+    ready = hasattr(tree, "checkpoint") and not request.skip_radix_cache_insert
+    # A prefill server of disaggregation may still have to send these pages.
+    if ready and arguments().disaggregation_mode == "null":
+        tree.checkpoint(request, up_to=req_kv.prefix(request))
 
 
 def still_broken() -> bool:

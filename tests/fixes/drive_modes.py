@@ -10,7 +10,7 @@ import random
 import sys
 
 
-def main(mtp):
+def main(mtp, radix, chunk):
     import sglang
 
     from g4debug.cpu.server import engine_arguments
@@ -24,8 +24,11 @@ def main(mtp):
     prompts = [[*shared[i % 2], *some(20 + 12 * i)] for i in range(11)]
     prompts.append(prompts[3])
     arguments = engine_arguments(
-        mtp=mtp == "mtp", max_total_tokens=1536, max_running_requests=4, skip_tokenizer_init=True
-    )
+        mtp=mtp == "mtp", max_total_tokens=1536, max_running_requests=4, skip_tokenizer_init=True,
+        disable_radix_cache=radix == "no-radix",
+    )  # fmt: skip
+    if int(chunk):
+        arguments["chunked_prefill_size"] = int(chunk)
     engine = sglang.Engine(**arguments)
     sampling = [
         {"temperature": 0, "max_new_tokens": n, "ignore_eos": True}

@@ -106,10 +106,26 @@ def test_none_is_sglang_itself_byte_for_byte():
     assert places <= set(needed["changed"])
 
 
-@pytest.mark.parametrize("mtp", ["mtp", "plain"])
-def test_needed_gives_a_healthy_server_its_own_answers_bit_for_bit(tmp_path, mtp):
+long = pytest.mark.long("two engines for each kind of server")
+
+
+@pytest.mark.parametrize(
+    ("mtp", "radix", "chunk"),
+    [
+        ("mtp", "radix", "0"),
+        ("plain", "radix", "0"),
+        *(
+            pytest.param(mtp, radix, "128", marks=long)
+            for mtp in ("mtp", "plain")
+            for radix in ("radix", "no-radix")
+        ),
+    ],
+)
+def test_needed_gives_a_healthy_server_its_own_answers_bit_for_bit(tmp_path, mtp, radix, chunk):
+    """chunk: tokens of a prefill chunk, 0 for SGLang's own choice, which is longer than a prompt."""
+
     def run(name: str, **environ: str):
-        return drive(tmp_path / name, str(DRIVER), mtp, **environ)
+        return drive(tmp_path / name, str(DRIVER), mtp, radix, chunk, **environ)
 
     runs = side_by_side(
         none=lambda: run("none", G4DEBUG_FIXES="none"),
@@ -124,4 +140,4 @@ def test_needed_gives_a_healthy_server_its_own_answers_bit_for_bit(tmp_path, mtp
     none, needed = runs["none"].result, runs["needed"].result
     assert none == needed  # logprobs as hexadecimal floats
     assert len({t for a in none for t in a["tokens"]}) > 50  # the model says something
-    assert any(a["cached"] for a in none)  # the prefix cache was used
+    assert any(a["cached"] for a in none) == (radix == "radix")

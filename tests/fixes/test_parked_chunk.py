@@ -15,7 +15,50 @@ from g4debug.hooking import targets
 FULL, SWA, WINDOW = 2048, 1024, 100  # tokens
 
 
-class Waiting:
+class Pools:
+    """SGLang's own pools and prefix cache for one row of requests. tree: with a radix tree."""
+
+    def __init__(self, page: int, tree: bool = False, **given) -> None:
+        from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
+
+        releases.configure(page_size=page, disaggregation_mode="null")
+        self.rows = ReqToTokenPool(4, FULL, "cpu", False)
+        pool = releases.swa_pool(FULL, SWA, page, 8, [0], [1])
+        new = releases.allocator_class("swa.init")
+        self.allocator = new(FULL, SWA, page, torch.float32, "cpu", pool, False)
+        self.tree = releases.prefix_cache(
+            self.rows, self.allocator, page, WINDOW, disable=not tree, **given
+        )
+
+    def alloc(self, tokens: int) -> torch.Tensor:
+        if self.allocator.page_size == 1:
+            return self.allocator.alloc(tokens)
+        zero, length = torch.zeros(1, dtype=torch.int64), torch.tensor([tokens])
+        return self.allocator.alloc_extend(zero, zero, length, length, torch.tensor([-1]), tokens)
+
+    def asks(self, admitted: bool = False) -> None:
+        """The scheduler asks for the next chunk in a round; SGLang's answer."""
+        adder = SimpleNamespace(
+            tree_cache=self.tree, token_to_kv_pool_allocator=self.allocator, can_run_list=[]
+        )
+
+        def sglangs(adder, request):
+            if admitted:
+                adder.can_run_list.append(request)
+            return request
+
+        assert around_add_chunked(sglangs, adder, self.request) is self.request
+
+    def launches(self) -> None:
+        before_prepare(SimpleNamespace(reqs=[self.request]))
+
+    def without_swa(self, slots: torch.Tensor) -> list[int]:
+        """The tokens without a SWA page, of those that have these slots."""
+        mapped = self.allocator.full_to_swa_index_mapping[slots.long()]
+        return torch.nonzero(mapped <= 0).flatten().tolist()
+
+
+class Waiting(Pools):
     """A request that has the KV of ``begin`` tokens of its prompt, and waits for the rest.
 
     tree: with a prefix cache. The request has handed its tokens to it in chunks that end at
@@ -23,14 +66,8 @@ class Waiting:
     """
 
     def __init__(self, page: int, begin: int, tree: bool = False, chunks: tuple = ()) -> None:
-        from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
-
-        releases.configure(page_size=page)
-        rows = ReqToTokenPool(4, FULL, "cpu", False)
-        pool = releases.swa_pool(FULL, SWA, page, 8, [0], [1])
-        new = releases.allocator_class("swa.init")
-        self.allocator = new(FULL, SWA, page, torch.float32, "cpu", pool, False)
-        self.tree = releases.prefix_cache(rows, self.allocator, page, WINDOW, disable=not tree)
+        super().__init__(page, tree)
+        rows = self.rows
         self.request = releases.Request("r")
         (row,) = rows.alloc([self.request])
         self.request.put(req_pool_idx=row, cache_protected_len=0, swa_evicted_seqlen=0)
@@ -40,12 +77,6 @@ class Waiting:
         self.request.prefix_indices, self.request.prefix_len = self.slots, begin
         for end in chunks:
             self.insert(end)
-
-    def alloc(self, tokens: int) -> torch.Tensor:
-        if self.allocator.page_size == 1:
-            return self.allocator.alloc(tokens)
-        zero, length = torch.zeros(1, dtype=torch.int64), torch.tensor([tokens])
-        return self.allocator.alloc_extend(zero, zero, length, length, torch.tensor([-1]), tokens)
 
     def insert(self, end: int) -> None:
         """As ``SWARadixCache.cache_unfinished_req`` does it with a chunk."""
@@ -70,27 +101,10 @@ class Waiting:
         lock = DecLockRefParams(swa_uuid_for_lock=self.request.swa_uuid_for_lock)
         self.tree.dec_lock_ref(self.request.last_node, lock)
 
-    def asks(self, admitted: bool = False) -> None:
-        """The scheduler asks for the next chunk in a round; SGLang's answer."""
-        adder = SimpleNamespace(
-            tree_cache=self.tree, token_to_kv_pool_allocator=self.allocator, can_run_list=[]
-        )
-
-        def sglangs(adder, request):
-            if admitted:
-                adder.can_run_list.append(request)
-            return request
-
-        assert around_add_chunked(sglangs, adder, self.request) is self.request
-
-    def launches(self) -> None:
-        before_prepare(SimpleNamespace(reqs=[self.request]))
-
     @property
     def gone(self) -> list[int]:
         """The tokens without a SWA page."""
-        mapped = self.allocator.full_to_swa_index_mapping[self.slots]
-        return torch.nonzero(mapped <= 0).flatten().tolist()
+        return self.without_swa(self.slots)
 
 
 @pytest.mark.parametrize("page", [1, 16, 64])
@@ -161,6 +175,65 @@ def test_another_requests_lock_holds(sglang):
 
     waiting.tree.dec_lock_ref(node, DecLockRefParams(swa_uuid_for_lock=lock.swa_uuid_for_lock))
     waiting.unlock()
+    assert waiting.tree.swa_protected_size() == waiting.tree.full_protected_size() == 0
+    waiting.tree.sanity_check()
+
+
+class Branching(Pools):
+    """A request whose prompt parts from another at ``branch``, where the prefix cache has no SWA
+    pages left. The KV of ``begin`` tokens is there. bigram: the keys of the cache are bigrams.
+    """
+
+    def __init__(self, page: int, begin: int, bigram: bool) -> None:
+        from sglang.srt.managers.schedule_batch import Req
+        from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InsertParams
+        from sglang.srt.mem_cache.radix_cache import RadixKey
+        from sglang.srt.sampling.sampling_params import SamplingParams
+
+        super().__init__(page, tree=True, is_eagle=bigram)
+        tokens = releases.token_ids(range(1, begin + 200))
+        shared = RadixKey(tokens[: 320 + bigram], None, bigram)
+        self.tree.insert(InsertParams(key=shared, value=self.alloc(320)))
+        self.tree.evict(EvictParams(num_tokens=0, swa_num_tokens=SWA))
+        self.request = Req("r", "", tokens, SamplingParams(max_new_tokens=8), vocab_size=FULL)
+        self.request.init_next_round_input(self.tree)
+        self.branch = self.request.swa_branching_seqlen
+        self.request.lock = self.tree.lock(self.request.last_node)
+        self.rows.alloc([self.request])
+        self.slots = self.alloc(begin)
+        self.rows.req_to_token[self.request.kv.req_pool_idx, :begin] = self.slots.to(torch.int32)
+        self.request.kv.kv_allocated_len = self.request.kv.kv_committed_len = begin
+        self.request.extend_end = begin
+        self.tree.checkpoint(self.request, up_to=begin)
+        self.request.prefix_len = begin
+
+    @property
+    def row(self) -> torch.Tensor:
+        begin = self.request.prefix_len
+        return self.rows.req_to_token[self.request.kv.req_pool_idx, :begin]
+
+    def left(self) -> int:
+        return self.allocator.swa_available_size() + self.tree.swa_evictable_size()
+
+
+@pytest.mark.skipif(targets.matches("<0.5.22"), reason="it hands all of a prompt over, or otherwise")
+@pytest.mark.parametrize("page", [1, 16, 64])
+@pytest.mark.parametrize("begin", [448, 640, 700])
+@pytest.mark.parametrize("bigram", [False, True])
+def test_what_lies_behind_the_branch_is_handed_over(sglang, page, begin, bigram):
+    waiting = Branching(page, begin, bigram)
+    waiting.asks()
+    assert 0 < waiting.request.kv.cache_protected_len == waiting.branch < begin - 2 * WINDOW
+    assert waiting.tree.swa_protected_size() >= WINDOW
+    for _ in range(3):
+        waiting.asks()
+    handed_over = (begin - bigram) // page * page
+    window = -(-WINDOW // page) * page
+    assert waiting.request.kv.cache_protected_len == handed_over
+    assert waiting.tree.swa_protected_size() == window
+    assert waiting.left() == SWA - window - -(-(begin - handed_over) // page) * page
+    assert all(gone < begin - WINDOW for gone in waiting.without_swa(waiting.row))
+    waiting.tree.unlock(waiting.request.lock)
     assert waiting.tree.swa_protected_size() == waiting.tree.full_protected_size() == 0
     waiting.tree.sanity_check()
 

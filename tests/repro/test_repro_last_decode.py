@@ -1,0 +1,29 @@
+"""repro/last_decode.py as a user runs it: the request is killed, and with the fix it is served."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+
+import pytest
+import torch
+
+from g4debug.hooking import targets
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU engine refuses CUDA machines"),
+    pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="needs sglang"),
+    pytest.mark.skipif(not targets.matches("<0.5.18"), reason="its prefix cache cuts a new leaf"),
+]
+SCRIPT = ("last_decode.py", "--json")
+
+
+@pytest.mark.long("a whole script with four engines, on a release with the bug")
+def test_all_variants_do_what_they_should(script):
+    done = script()
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)["arms"]
+    assert list(found) == ["clean", "broken", "diagnosed", "fixed"]
+    assert found["broken"]["status"] == found["diagnosed"]["status"] == 1
+    assert found["fixed"]["status"] == found["clean"]["status"] == 0
