@@ -32,7 +32,6 @@ class TorchNative(TableAdapter):
     tables: ClassVar = {}
     lengths = ""
     run: ClassVar = {"0.5.23": (CPU,)}
-    views = ()
 
     def __init__(self) -> None:
         # The batch that runs, its first layer, and the table that was made of it.
@@ -93,7 +92,8 @@ class TorchNative(TableAdapter):
         return 0
 
     def handed_at(self, batch: Any) -> str:
-        return self.sites[1] if batch.forward_mode.is_decode() else self.sites[0]
+        decode = batch.forward_mode.name in ("DECODE", "IDLE")
+        return self.sites[1] if decode else self.sites[0]
 
 
 ADAPTER = TorchNative()
