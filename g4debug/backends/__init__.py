@@ -23,14 +23,19 @@ def adapters() -> tuple[Adapter, ...]:
     return tuple(module.ADAPTER for module in modules if hasattr(module, "ADAPTER"))
 
 
+def installed() -> tuple[Adapter, ...]:
+    """The adapters of the backends that SGLang can import here."""
+    return tuple(found for found in adapters() if found.is_there())
+
+
 def adapter(name: str) -> Adapter:
     """The adapter of this attention backend. Raises KeyError if there is none."""
     return {found.name: found for found in adapters()}[name]
 
 
 def carrying(shape: type) -> tuple[Any, ...]:
-    """The adapters of this shape: TableAdapter or ListAdapter."""
-    return tuple(found for found in adapters() if isinstance(found, shape))
+    """The adapters of this shape, TableAdapter or ListAdapter, whose backends can be imported."""
+    return tuple(found for found in installed() if isinstance(found, shape))
 
 
 def names(of: Iterable[Adapter] | None = None) -> str:

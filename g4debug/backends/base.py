@@ -8,6 +8,7 @@ else names a backend. What a backend hands to a kernel has one of two shapes
 
 from __future__ import annotations
 
+import importlib.util
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -27,6 +28,8 @@ class Sites(Protocol):
     def before(self, site: str, hook: Callable[..., None]) -> None: ...
 
     def after(self, site: str, hook: Callable[..., Any]) -> None: ...
+
+    def replace(self, site: str, name: str, hook: Callable[..., Any]) -> None: ...
 
 
 class Guarding(Protocol):
@@ -72,11 +75,13 @@ class Adapter(ABC):
 
     name: the backend's name on SGLang's command line.
     built: the site of its constructor, which gets (backend, model_runner, ...).
+    needs: a module without which SGLang cannot import the backend, '' if any SGLang can.
     sites: the sites at which ``install`` puts hooks.
     fused_writes: sites of functions that give locations to a kernel which writes KV itself, past
         "kv.set": (backend, layer, forward_batch) -> tensor.
     metadata: the site at which the metadata of a forward are made outside of CUDA graphs.
-    replay: the site at which the static buffers of a CUDA graph are filled in before a replay.
+    replay: the site at which the static buffers of a CUDA graph are filled in before a replay, ''
+        if it has no CUDA graphs.
     in_graph: the site at which a CUDA graph fills in buffers itself, '' if none on this release.
     phases: the phases of serving in which its hand-overs are judged.
     run: SGLang's release -> where page-table was run with this backend, as in ``targets.RUN``.
@@ -95,10 +100,11 @@ class Adapter(ABC):
 
     name: str
     built: str
+    needs: str = ""
     sites: tuple[str, ...]
     fused_writes: tuple[str, ...] = ()
     metadata: str
-    replay: str
+    replay: str = ""
     in_graph: str = ""
     phases: tuple[str, ...] = ("prefill", "decode", "verify", "draft")
     run: ClassVar[Mapping[str, tuple[str, ...]]]
@@ -107,6 +113,13 @@ class Adapter(ABC):
     decode_is_spread: bool = False
     kernels: ClassVar[Mapping[str, str]] = {}
     without_swa: ClassVar[Mapping[str, Any]] = {}
+
+    def is_there(self) -> bool:
+        """True if SGLang can import this backend here."""
+        try:
+            return not self.needs or importlib.util.find_spec(self.needs) is not None
+        except ImportError:
+            return False
 
     @abstractmethod
     def install(self, context: Sites, guard: Guarding) -> None:

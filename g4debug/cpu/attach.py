@@ -17,6 +17,7 @@ from g4debug.cpu import (
     cache_locs,
     draft_tree,
     experts,
+    flash_attention,
     flashinfer_init,
     grammar_mask,
     kv_copy,
@@ -123,6 +124,16 @@ TABLE: Final[tuple[StandIn, ...]] = (
         flashinfer_init.no_counter_buffer,
         "its size depends on the multiprocessors of the GPU",
         {f"{_MHA}:make_persistent_multi_ctas_kv_counter_buffer": ">=0.5.18"},
+    ),
+    *_at(
+        flash_attention.flash_attn_with_kvcache,
+        "the attention kernel is CUDA only",
+        {".layers.attention.flashattention_backend:flash_attn_with_kvcache": ">=0.5.23"},
+    ),
+    *_at(
+        flash_attention.get_device_capability,
+        "SGLang allows fa3 only on some GPUs",
+        {".layers.attention.attention_registry:get_device_capability": ">=0.5.23"},
     ),
     *(
         stand_in

@@ -14,6 +14,8 @@ from g4debug.faults._allocator import part
 from g4debug.faults.base import Injection
 from g4debug.faults.grammar import Action
 from g4debug.hooking import req_kv
+from g4debug.hooking.kv_buffers import buffers_of
+from g4debug.hooking.layer_pools import attention_pool
 
 POOLS = ("full", "swa")
 TASKS = {
@@ -31,6 +33,9 @@ def layer_id(allocator: Any, pool: str, index: int) -> int:
     """The number that layer ``index`` of a pool has in the model."""
     kvcache = allocator.get_kvcache()
     mapping = getattr(kvcache, "layers_mapping", None)
+    attending = getattr(kvcache, "full_attention_layer_id_mapping", None)
+    if attending is not None:
+        return next(int(n) for n, i in attending.items() if i == index)
     if mapping is None:
         return int(kvcache.start_layer) + index
     return next(int(n) for n, (i, swa) in mapping.items() if i == index and swa == (pool == "swa"))
@@ -54,12 +59,12 @@ def live_pages(scheduler: Any, request: Any, pool: str) -> list[int]:
 
 
 def used_buffers(kv_pool: Any, page: int, size: int) -> list[tuple[str, int]]:
-    """("K" or "V", layer index) of each buffer in which this page was written.
+    """("K", "V" or "KV", layer index) of each buffer in which this page was written.
 
     A KV-shared layer has buffers, too, but never uses them: the rows of a page are all alike.
     """
     found = []
-    for name, buffers in (("K", kv_pool.k_buffer), ("V", kv_pool.v_buffer)):
+    for name, buffers in buffers_of(kv_pool).items():
         for index, buffer in enumerate(buffers):
             rows = buffer[page * size : (page + 1) * size]
             if size == 1:  # compare with an empty row; kv-integrity stamps the first 8 bytes of it
@@ -100,10 +105,10 @@ def spoil(injection: Injection, change: Callable[[torch.Tensor, Injection, Actio
         rid, pages = injection.random.choice(live[pool])
         page = injection.random.choice(pages)
         size = int(allocator.page_size)
-        kv_pool = part(allocator, pool).get_kvcache()
+        kv_pool = attention_pool(part(allocator, pool).get_kvcache())
         name, index = injection.random.choice(used_buffers(kv_pool, page, size))
         slot = injection.random.randrange(size)
-        buffer = (kv_pool.k_buffer if name == "K" else kv_pool.v_buffer)[index]
+        buffer = buffers_of(kv_pool)[name][index]
         # An FP8 pool stores its rows as bytes.
         what = change(buffer[page * size + slot].view(kv_pool.dtype), injection, action)
         layer = layer_id(allocator, pool, index)

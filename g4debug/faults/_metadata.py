@@ -69,7 +69,6 @@ def _watch(injection: Injection, adapter: Adapter, act: Callable[[Made], None]) 
         made(backend, mode.name.lower(), mode.is_decode(), live, None, batch)
         return result
 
-    @injection.after(adapter.replay)
     def after_replay(result: Any, backend: Any, *args: Any, **kwargs: Any) -> Any:
         """Up to 0.5.12 it gets ``bs, req_pool_indices, seq_lens, ...``, later a ForwardBatch."""
         given = (*args, *kwargs.values())
@@ -87,3 +86,6 @@ def _watch(injection: Injection, adapter: Adapter, act: Callable[[Made], None]) 
         name = "capture" if captures else "replay"
         made(backend, name, mode.is_decode(), live, len(lengths), batch)
         return result
+
+    if adapter.replay:
+        injection.after(adapter.replay)(after_replay)

@@ -7,6 +7,7 @@ cannot notice it.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ import torch
 from g4debug.faults._allocator import Allocators, free_list, pages, part
 from g4debug.faults._kv import TASKS, pools_of
 from g4debug.faults.base import Fault, Injection
+from g4debug.hooking.kv_buffers import buffers_of
+from g4debug.hooking.layer_pools import attention_pool
 
 
 def install(injection: Injection) -> None:
@@ -42,7 +45,7 @@ def install(injection: Injection) -> None:
         page = injection.random.choice(free[pool])
         size = int(allocator.page_size)
         slot = injection.random.randrange(size)
-        write(part(allocator, pool).get_kvcache(), page * size + slot, injection)
+        write(attention_pool(part(allocator, pool).get_kvcache()), page * size + slot, injection)
         injection.log(f"{pool} page {page} slot {slot}, K and V of every layer")
 
     for site, before in (
@@ -56,7 +59,7 @@ def install(injection: Injection) -> None:
 def write(kv_pool: Any, token: int, injection: Injection) -> None:
     """Write one token's K and V: finite random numbers, which are the same for the same seed."""
     generator = torch.Generator().manual_seed(injection.random.randrange(1 << 30))
-    for buffer in (*kv_pool.k_buffer, *kv_pool.v_buffer):
+    for buffer in itertools.chain(*buffers_of(kv_pool).values()):
         row = torch.randn(buffer.shape[1:], generator=generator)
         stored = row.to(kv_pool.dtype).view(buffer.dtype)
         buffer[token] = stored.to(buffer.device)

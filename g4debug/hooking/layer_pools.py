@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from g4debug.hooking.kv_buffers import buffers_of
+
 
 def target_pool(backend: Any, batch: Any) -> Any:
     """The KV pool of this forward. Up to 0.5.12 the ForwardBatch has it, later the backend."""
@@ -20,14 +22,31 @@ def pool_of_layer(backend: Any, layer: Any, forward_batch: Any) -> tuple[Any, st
     pool = target_pool(backend, forward_batch)
     mapping = getattr(pool, "layers_mapping", None)
     if mapping is None:
-        return pool, "full"
+        return attention_pool(pool), "full"
     is_swa = mapping[layer.layer_id][1]
     return (pool.swa_kv_pool, "swa") if is_swa else (pool.full_kv_pool, "full")
 
 
+def attention_pool(pool: Any) -> Any:
+    """The pool of the layers with attention. A HybridLinearKVPool has the states of others, too."""
+    return getattr(pool, "full_kv_pool", pool)
+
+
+def request_table(backend: Any, holder: Any) -> Any:
+    """SGLang's ``req_to_token``, int32 [requests, tokens].
+
+    holder: has the pool of the rows where the backend has neither; a ForwardBatch up to 0.5.12, or
+    a ModelRunner.
+    """
+    own = getattr(backend, "req_to_token", None)
+    if own is not None:
+        return own
+    pool = getattr(backend, "req_to_token_pool", None)
+    return (holder.req_to_token_pool if pool is None else pool).req_to_token
+
+
 def pages_of(pool: Any, layer: Any, page_size: int) -> int:
-    """The number of valid page indices: the rows of the K buffer divided by the page size."""
-    buffers = getattr(pool, "k_buffer", None)
-    if buffers:
-        return int(buffers[0].shape[0]) // int(page_size)
+    """The number of valid page indices: the rows of a layer's buffer divided by the page size."""
+    for layers in buffers_of(pool).values():
+        return int(layers[0].shape[0]) // int(page_size)
     return int(pool.get_key_buffer(layer.layer_id).shape[0]) // int(page_size)

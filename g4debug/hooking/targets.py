@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 Places = tuple[tuple[str, str | None], ...]
 _MHA = "layers.attention.trtllm_mha_backend.TRTLLMHAAttnBackend"
+_FA = "layers.attention.flashattention_backend"
+_NATIVE = "layers.attention.torch_native_backend.TorchNativeAttnBackend"
 _HYBRID = "layers.attention.hybrid_attn_backend.HybridAttnBackend"
 _TRITON = "layers.attention.triton_backend"
 _TRITON_OPS = "layers.attention.triton_ops"  # up to 0.5.17
@@ -35,6 +37,7 @@ _FUTURE = "managers.overlap_utils.FutureMap"
 _BATCH = "managers.schedule_batch.ScheduleBatch"
 _ALGORITHM = "speculative.spec_info.SpeculativeAlgorithm"
 _RADIX = "layers.radix_attention"
+_RUNNER = "model_executor.model_runner.ModelRunner"
 _SCHEDULER = "managers.scheduler.Scheduler"
 _ADDER = "managers.schedule_policy.PrefillAdder"
 _CAUSAL = "models.gemma4_causal.Gemma4ForCausalLM"
@@ -126,10 +129,29 @@ _PLACES: dict[str, str | Places] = {
     "attn.triton.extend_blocks": _until(
         "0.5.13", f"{_TRITON_OPS}.extend_attention._get_block_sizes_for_extend_attention"
     ),
+    **_backend("fa3", f"{_FA}.FlashAttentionBackend"),
+    "attn.fa3.extend": f"{_FA}.FlashAttentionBackend.forward_extend",
+    "attn.fa3.decode": f"{_FA}.FlashAttentionBackend.forward_decode",
+    "attn.fa3.kernel": f"{_FA}.flash_attn_with_kvcache",
+    **{
+        f"attn.torch_native.{site}": f"{_NATIVE}.{method}"
+        for site, method in {
+            "init": "__init__",
+            "metadata": "init_forward_metadata",
+            "extend": "forward_extend",
+            "decode": "forward_decode",
+        }.items()
+    },
     # Where every attention backend begins with a layer: SGLang's base class.
     "attn.forward": "layers.attention.base_attn_backend.AttentionBackend.forward",
-    # Where one pool writes the KV of a layer.
+    # The one that has layers with attention and others, and does not begin there.
+    "attn.forward.linear": (
+        "layers.attention.hybrid_linear_attn_backend.HybridLinearAttnBackend.forward"
+    ),
+    # Where one pool writes the KV of a layer; with MLA as one vector, or as its two parts.
     "kv.set": "mem_cache.memory_pool.MHATokenToKVPool.set_kv_buffer",
+    "kv.set.mla": "mem_cache.memory_pool.MLATokenToKVPool.set_kv_buffer",
+    "kv.set.mla_parts": "mem_cache.memory_pool.MLATokenToKVPool.set_mla_kv_buffer",
     "attn.hybrid_init": f"{_HYBRID}.__init__",
     # Each forward of the two backends together. Before 0.5.13 a backend has no pool of its own.
     "attn.hybrid_metadata": _since("0.5.13", f"{_HYBRID}.init_forward_metadata"),
@@ -141,6 +163,12 @@ _PLACES: dict[str, str | Places] = {
     "attn.unified_op_breakable": _until("0.5.14", f"{_RADIX}.bcg_unified_attention_with_output"),
     # A model with its pools: one for the target, one for the draft.
     "runner.init": "model_executor.model_runner.ModelRunner.__init__",
+    # Builds the attention backends of a model, before a CUDA graph is captured.
+    "runner.attention": _moved(
+        "0.5.14", f"{_RUNNER}.init_attention_backend", f"{_RUNNER}.init_attention_backends"
+    ),
+    # A forward that is no replay of a whole CUDA graph, or that decides to be one.
+    "runner.forward": f"{_RUNNER}.forward",
     # Samples the next tokens of the target's batch.
     "runner.sample": "model_executor.model_runner.ModelRunner.sample",
     "runner.sampler": "layers.sampler.Sampler.forward",

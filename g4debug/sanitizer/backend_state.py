@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from g4debug.hooking.layer_pools import request_table, target_pool
 from g4debug.sanitizer.forward_snapshots import ForwardSnapshots
 from g4debug.sanitizer.reference_state import Truth, of_forward
 from g4debug.sanitizer.unsupported import moving_pages, overlaps, takes_snapshots
@@ -29,6 +30,7 @@ class BackendState:
         self.partial: tuple[str, str] | None = None
         self.known: set[int] = set()  # id() of each backend that was learned
         self._with_shadow: dict[int, bool] = {}  # by id() of each backend that can be judged
+        self._tables: dict[int, torch.Tensor] = {}  # req_to_token, by the same
         self._frozen: set[int] = set()  # id() of backends of drafts that read the target's KV
 
     def learn(self, backend: Any, model_runner: Any, page_size: int) -> None:
@@ -47,10 +49,11 @@ class BackendState:
         # Other drafts write into pages that they have given back already (restore_state), so a
         # free page in their tables is not wrong.
         self._with_shadow[id(backend)] = frozen or not draft
+        table = self._tables[id(backend)] = request_table(backend, model_runner)
         if self.ledger is not None and self.ledger.owners is not None:
-            self.ledger.owners.prepare(backend.req_to_token.shape[0])
+            self.ledger.owners.prepare(table.shape[0])
         if overlap:
-            self.snapshots.prepare(backend.req_to_token, page_size, self.ledger)
+            self.snapshots.prepare(table, page_size, self.ledger)
         sliding = getattr(model_runner, "sliding_window_size", True)  # True: not known
         if overlap and sliding and not self._with_shadow[id(backend)]:
             self.partial = (
@@ -84,4 +87,5 @@ class BackendState:
             return None
         copy, with_shadow = self.snapshots.copy, self._with_shadow[id(backend)]
         swa = pool_name == "swa"
-        return of_forward(backend, batch, indices, swa, padding, self.ledger, copy, with_shadow)
+        pool, table = target_pool(backend, batch), self._tables[id(backend)]
+        return of_forward(pool, table, indices, swa, padding, self.ledger, copy, with_shadow)

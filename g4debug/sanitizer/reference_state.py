@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from g4debug.hooking.layer_pools import target_pool
-
 if TYPE_CHECKING:
     from g4debug.ledger.ledger import Ledger
     from g4debug.sanitizer.snapshot_copy import Copy
@@ -55,8 +53,8 @@ class Truth:
 
 
 def of_forward(
-    backend: Any,
-    batch: Any,
+    pool: Any,
+    req_to_token: torch.Tensor,
     indices: torch.Tensor,
     swa: bool,
     padding: int,
@@ -66,12 +64,13 @@ def of_forward(
 ) -> Truth | None:
     """The truth of one forward and pool. None if only ranges can be checked.
 
-    indices: ``req_pool_indices``. copy: the copy made when the forward was launched, if the server
-    overlaps. with_shadow: whether the ledger says which pages this forward may have.
+    pool: the KV pool of the forward. indices: ``req_pool_indices``. copy: the copy made when the
+    forward was launched, if the server overlaps. with_shadow: whether the ledger says which pages
+    this forward may have.
     """
     if copy is not None:
         shadow = copy.shadow if with_shadow else None
-        if backend.req_to_token is not copy.source or (swa and shadow is None):
+        if req_to_token is not copy.source or (swa and shadow is None):
             return None  # there is no copy of it, or none of SGLang's mapping
         return Truth(
             req_to_token=copy.first_tokens,
@@ -88,13 +87,13 @@ def of_forward(
     if with_shadow and ledger is not None:
         shadow = ledger.shadow
         if ledger.owners is not None:
-            owners, protected = ledger.owners.known(backend.req_to_token.shape[0])
+            owners, protected = ledger.owners.known(req_to_token.shape[0])
     if swa and shadow is None:
-        mapping = getattr(target_pool(backend, batch), "full_to_swa_index_mapping", None)
+        mapping = getattr(pool, "full_to_swa_index_mapping", None)
         if mapping is None:
             return None
     return Truth(
-        req_to_token=backend.req_to_token,
+        req_to_token=req_to_token,
         req_pool_indices=indices,
         swa=swa,
         shadow=shadow,

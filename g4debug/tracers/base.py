@@ -109,6 +109,20 @@ class Context:
         isolated = self.isolate(hook, keeps=True)
         self.hooks.after(site, Order.TRACER, self.tracer_id, isolated, optional)
 
+    def replace(self, site: str, name: str, hook: Callable[..., Any]) -> None:
+        """Pass ``hook(value, kwargs)`` on to a site in place of its keyword argument ``name``.
+
+        kwargs: all its keyword arguments. If the hook fails, the site gets its own value.
+        """
+        isolated = self.isolate(hook, keeps=True)
+
+        def around(call_next: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            if name in kwargs:
+                kwargs[name] = isolated(kwargs[name], kwargs)
+            return call_next(*args, **kwargs)
+
+        self.hooks.around(site, Order.TRACER, self.tracer_id, around)
+
     def on_exception(
         self, site: str, hook: Callable[[], None], order: Order = Order.TRACER
     ) -> None:

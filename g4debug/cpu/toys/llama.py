@@ -26,4 +26,5 @@ TOY = drawn(
         "mlp_bias": False,
     },
     ends() | {n: d for i in range(LAYERS) for n, d in layer(f"model.layers.{i}").items()},
+    backends=("trtllm_mha", "triton", "torch_native", "fa3"),
 )

@@ -19,6 +19,7 @@ import torch
 
 from g4debug.findings import memory_map
 from g4debug.findings.memory_map import GIVEN_BACK, KV, SEGMENT, MemoryMap, MemoryRange
+from g4debug.hooking.kv_buffers import PARTS
 from g4debug.trapping.describe import Describer
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ RARELY = 100  # times as long as it took to make the map, until it is made again
 OLD = 32  # segments that the allocator gave back, which are kept
 SMALL = 1 << 20  # bytes; smaller weights are only marked in their segment
 SMALL_ON_HOST = 4096  # where there are no segments
-PARTS = {"k_buffer": "K", "v_buffer": "V", "kv_buffer": "KV"}  # a pool's fields; others by name
 _GROUP = re.compile(r"(?:^|.*?\.)(layers\.\d+|embed\w*)(?:\.|$)")
 
 

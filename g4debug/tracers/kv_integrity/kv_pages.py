@@ -2,8 +2,9 @@
 
 These are operations on the current stream, and none of them waits for the device: torch operations
 on a CPU, kernels (kernels.py) on a GPU. A KV pool has for each layer a K buffer and a V buffer
-``[tokens, heads, dim]``. A page is ``page_size`` rows of each buffer. "Buffer" b is K (if b is
-even) or V (if b is odd) of the pool's layer b // 2.
+``[tokens, heads, dim]``, or with MLA one that is both. A page is ``page_size`` rows of each buffer.
+Their numbers go by layers: where there are two, b is K (if b is even) or V (if b is odd) of the
+pool's layer b // 2.
 
 A stamp is the value STAMP in the first WORDS int16 of every row of a page, in all buffers. Writing
 KV replaces whole rows, and so the stamp. As a number of any KV dtype the stamp is small and finite
@@ -24,6 +25,7 @@ from typing import Any
 
 import torch
 
+from g4debug.hooking.kv_buffers import buffers_of
 from g4debug.tracers.kv_integrity.kernels import NOT_FINITE, Launcher
 
 STAMP = 0x2BAD
@@ -37,8 +39,9 @@ class Unsupported(Exception):
 class KvPages:
     """K and V of one pool, by page. Raises Unsupported.
 
-    kv_pool: SGLang's MHATokenToKVPool. It has ``k_buffer`` and ``v_buffer``, with one tensor for
-    each layer, and ``dtype``, the dtype of their contents. pages: includes the reserved page 0.
+    kv_pool: SGLang's MHATokenToKVPool or MLATokenToKVPool. It has buffers, with one tensor for each
+    layer (:mod:`g4debug.hooking.kv_buffers`), and ``dtype``, the dtype of their contents. pages:
+    includes the reserved page 0.
 
     Arguments called "pages" are int64 [n] on the device of the buffers, each from 0 to pages - 1.
     Results called "codes" are int64 [2, n] on the device. For each page they hold a code, which is
@@ -46,12 +49,17 @@ class KvPages:
     """
 
     def __init__(self, kv_pool: Any, pages: int, page_size: int) -> None:
-        keys, values = getattr(kv_pool, "k_buffer", None), getattr(kv_pool, "v_buffer", None)
-        name = type(kv_pool).__name__
-        if not isinstance(keys, list) or not isinstance(values, list) or not keys:
-            raise Unsupported(f"{name} has no k_buffer and v_buffer with one tensor for each layer")
+        of, name = buffers_of(kv_pool), type(kv_pool).__name__
+        if tuple(of) not in (("K", "V"), ("KV",)) or not all(of.values()):
+            raise Unsupported(
+                f"{name} has neither k_buffer and v_buffer nor kv_buffer, with one tensor for each "
+                "layer"
+            )
+        if tuple(of) == ("KV",) and name != "MLATokenToKVPool":
+            raise Unsupported(f"{name} packs a row in a way that is not known")
+        self.parts = tuple(of)
         self.buffers: list[torch.Tensor] = [
-            b for pair in zip(keys, values, strict=True) for b in pair
+            b for layer in zip(*of.values(), strict=True) for b in layer
         ]
         self.pages, self.page_size = pages, page_size
         self.dtype: torch.dtype = kv_pool.dtype
@@ -134,9 +142,15 @@ class KvPages:
             self.dtype.is_floating_point and self.dtype.itemsize == self.buffers[0].element_size()
         )
 
-    def place(self, code: int) -> tuple[int, int]:
-        """(buffer, row) of a code of ``written`` or ``not_finite``."""
-        return divmod(code - 1, self.page_size)
+    def place(self, code: int) -> tuple[int, str, int]:
+        """(layer of the pool, "K", "V" or "KV", row) of a code of ``written`` or ``not_finite``."""
+        buffer, row = divmod(code - 1, self.page_size)
+        return (*self.buffer(buffer + 1), row)
+
+    def buffer(self, code: int) -> tuple[int, str]:
+        """(layer of the pool, "K", "V" or "KV") of a code of ``changed``."""
+        layer, part = divmod(code - 1, len(self.parts))
+        return layer, self.parts[part]
 
     def _values(self, buffer: int, pages: torch.Tensor) -> torch.Tensor:
         """[n, page_size, elements]. float32 if torch cannot tell NaN in the dtype itself."""

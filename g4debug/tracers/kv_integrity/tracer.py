@@ -35,6 +35,7 @@ from g4debug.hooking import req_kv, targets
 from g4debug.hooking.arguments import argument
 from g4debug.hooking.free_group import in_free_group
 from g4debug.hooking.idle_work import IdleWork
+from g4debug.hooking.layer_pools import attention_pool
 from g4debug.hooking.resolved import server_argument
 from g4debug.ledger.alloc_hooks import plan
 from g4debug.ledger.books import Pages, PoolLedger
@@ -105,7 +106,7 @@ class KvIntegrityTracer:
         if pool is None:
             return
         try:
-            kv = KvPages(allocator.get_kvcache(), pool.pages, pool.page_size)
+            kv = KvPages(attention_pool(allocator.get_kvcache()), pool.pages, pool.page_size)
         except Unsupported as e:
             self.limits.append(str(e))
             return

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from g4debug.findings.record import PageEvent
+from g4debug.hooking.kv_buffers import buffers_of
 from g4debug.ledger.books import Pages, PoolLedger
 from g4debug.tracers.kv_integrity.kv_pages import KvPages
 
@@ -173,13 +174,14 @@ class Watched:
         return (pages[i : i + count] for i in range(0, len(pages), count))
 
     def place(self, code: int) -> tuple[int, str, int]:
-        """(layer of the model, "K" or "V", row in the page) of a code of ``KvPages``."""
-        buffer, row = self.kv.place(code)
-        return self.layers[buffer // 2], "KV"[buffer % 2], row
+        """(layer of the model, "K", "V" or "KV", row in the page) of a code of ``KvPages``."""
+        layer, part, row = self.kv.place(code)
+        return self.layers[layer], part, row
 
     def buffer(self, code: int) -> tuple[int, str]:
-        """(layer of the model, "K" or "V") of a code of ``KvPages.changed``."""
-        return self.layers[(code - 1) // 2], "KV"[(code - 1) % 2]
+        """(layer of the model, "K", "V" or "KV") of a code of ``KvPages.changed``."""
+        layer, part = self.kv.buffer(code)
+        return self.layers[layer], part
 
 
 def to_device(indices: Pages, device: torch.device) -> torch.Tensor:
@@ -190,9 +192,11 @@ def to_device(indices: Pages, device: torch.device) -> torch.Tensor:
 def layers_of(kvcache: Any, name: str) -> list[int]:
     """The numbers that the layers of one pool have in the model, in the pool's order."""
     mapping = getattr(kvcache, "layers_mapping", None)
+    attending = getattr(kvcache, "full_attention_layer_id_mapping", None)
+    if attending is not None:
+        return sorted(attending, key=attending.__getitem__)
     if mapping is None:
-        return list(
-            range(int(kvcache.start_layer), int(kvcache.start_layer) + len(kvcache.k_buffer))
-        )
+        count = len(next(iter(buffers_of(kvcache).values())))
+        return list(range(int(kvcache.start_layer), int(kvcache.start_layer) + count))
     mine = [(index, layer) for layer, (index, swa) in mapping.items() if swa == (name == "swa")]
     return [layer for _, layer in sorted(mine)]

@@ -19,7 +19,7 @@ from g4debug.faults.base import Injection
 from g4debug.sanitizer.canary import caught
 from g4debug.settings import Settings
 from g4debug.tracers.base import CanaryError, Context
-from g4debug.tracers.kv_writes.tracer import POOL_CLASS, KvWritesTracer
+from g4debug.tracers.kv_writes.tracer import WRITES, KvWritesTracer
 
 FAULTS = (
     (write_out_of_range, "out-of-range"),
@@ -62,7 +62,7 @@ class _Server:
         table[1:] = torch.arange(PAGE_SIZE, SLOTS, dtype=torch.int32).view(rows, -1)
         places = [(r + 1, n + j) for r, n in enumerate(LENGTHS) for j in range(DRAFTS)]
         loc = torch.tensor([int(table[place]) for place in places], device=device)
-        self.pool: Any = type(POOL_CLASS, (), {})()
+        self.pool: Any = type(next(iter(WRITES)), (), {})()
         self.pool.size, self.pool.page_size = SLOTS - PAGE_SIZE, PAGE_SIZE
         self.table = table.to(device)
         self.backend = SimpleNamespace(req_to_token=self.table, token_to_kv_pool=self.pool)

@@ -11,11 +11,12 @@ as it is. The sliding layers of a SWA pool get the same tokens' locations in tha
 backend's metadata has (``swa_out_cache_loc``). All layers of one pool get the same ones. With FP8
 KV on trtllm_mha a fused kernel writes, which gets them from ``_get_layer_cache_loc``.
 
-**Where it looks.** At ``MHATokenToKVPool.set_kv_buffer``, which belongs to the pool of one kind of
-layer and gets the real locations, whichever attention backend calls it; and at
-``_get_layer_cache_loc``. ``AttentionBackend.forward``, where every backend begins with a layer,
-tells which forward it is. It looks once for each forward and pool: at the first layer that writes
-there. When that layer writes again, a new forward has begun.
+**Where it looks.** At ``set_kv_buffer`` of MHATokenToKVPool and MLATokenToKVPool, which belongs to
+the pool of one kind of layer and gets the real locations, whichever attention backend calls it; and
+at ``_get_layer_cache_loc``. ``AttentionBackend.forward``, where every backend begins with a layer,
+tells which forward it is; outside of a layer's attention, where MLA's model writes in a prefill,
+``ModelRunner.forward`` does. It looks once for each forward and pool: at the first layer that
+writes there. When that layer writes again, a new forward has begun.
 
 **What must hold.** :mod:`g4debug.tracers.kv_writes.check` says it: token i of row r at position p
 goes to ``req_to_token[r, p]``, in sliding layers to that token's place in the SWA pool; its page is
@@ -36,7 +37,9 @@ pools of their own, and into pages that they have given back already; they are n
 
 **What it does not see.** KV that is copied inside a pool (a verify with several draft paths,
 ``move_kv_cache``), or brought from elsewhere (HiCache, disaggregation); the values that are written
-(:mod:`g4debug.tracers.kv_integrity`); more than ranges in a prefill inside of a CUDA graph.
+(:mod:`g4debug.tracers.kv_integrity`); more than ranges in a prefill inside of a CUDA graph; the
+writes of a kernel of a model that rotates K and writes it at once (gpt-oss, Qwen3-MoE and others,
+on some GPUs). Where a layer has KV and writes none that is seen, a limit says so.
 
 **What it does.** On a GPU the check is two small kernels, which are captured into SGLang's CUDA
 graphs with the write. They hand the write a copy of the locations. In the copy, a location that the
@@ -48,12 +51,14 @@ that is certainly wrong is. A layer that reads by these locations gets the copy,
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from g4debug.backends import adapters, names
+from g4debug.backends import installed
+from g4debug.backends.parts import parts
 from g4debug.findings.record import Evidence, Finding
 from g4debug.hooking.arguments import argument
 from g4debug.hooking.hooks import Order
@@ -70,7 +75,11 @@ from g4debug.tracers.kv_writes.confirm import confirm
 from g4debug.tracers.kv_writes.forwards import rows_of
 from g4debug.tracers.kv_writes.report import describe
 
-POOL_CLASS = "MHATokenToKVPool"  # only in this class do all writes pass through our hook
+# Only in these classes do all writes pass through our hooks -> the sites.
+WRITES = {
+    "MHATokenToKVPool": ("kv.set",),
+    "MLATokenToKVPool": ("kv.set.mla", "kv.set.mla_parts"),
+}
 
 
 class KvWritesTracer(DeviceCheck[CheckedWrites, Write]):
@@ -80,25 +89,38 @@ class KvWritesTracer(DeviceCheck[CheckedWrites, Write]):
         self.unjudged = ""  # why nothing is judged, '' if writes are judged
         self._strange = False  # a pool was met, and its writes cannot be judged
         self._now: tuple[Any, Any, Any] | None = None  # backend, layer and batch that run
+        self._outside: tuple[Any, Any] | None = None  # backend and batch of the model that runs
+        self._written: Any = None  # the last layer of which a write was seen
+        self._unseen: set[str] = set()  # modes in which there is one of which none was
         self._stamps: dict[int, tuple[Any, Stamps]] = {}  # by id() of a pool
         self._places = context.isolate(self.checked_places)
 
     def rests(self) -> str:
-        """Why some forwards are not judged: a limit has said it of their pool."""
-        return "the limits say which pools are not judged" if self._strange else ""
+        """Why some forwards are not judged: a limit has said it of their pool, or their mode."""
+        return "the limits say what is not judged" if self._strange or self._unseen else ""
 
     def install(self) -> None:
         context = self.context
         context.status.rests = self.rests
-        for adapter in adapters():
+        for adapter in installed():
             context.after(adapter.built, self.after_backend_init)
             for site in adapter.fused_writes:
                 context.after(site, self.after_layer_cache_loc)
         put = context.hooks.around
-        put("attn.forward", Order.TRACER, context.tracer_id, self.around_attention)
-        put("kv.set", Order.TRACER, context.tracer_id, self._around_write())
+        for site in ("attn.forward", "attn.forward.linear"):
+            put(site, Order.TRACER, context.tracer_id, self.around_attention)
+        put("runner.forward", Order.TRACER, context.tracer_id, self.around_model)
+        around_write = self._around_write()
+        for site in itertools.chain(*WRITES.values()):
+            put(site, Order.TRACER, context.tracer_id, around_write)
+        context.after("runner.attention", self.after_runner_attention)
         self.follow()
         context.after("scheduler.init", self.after_scheduler_init)
+
+    def after_runner_attention(self, result: Any, runner: Any, *args: Any, **kwargs: Any) -> Any:
+        for backend in parts(runner.attn_backend):
+            self.after_backend_init(None, backend, runner)
+        return result
 
     def after_backend_init(
         self, result: Any, backend: Any, model_runner: Any, *args: Any, **kwargs: Any
@@ -126,8 +148,7 @@ class KvWritesTracer(DeviceCheck[CheckedWrites, Write]):
     def after_scheduler_init(self, result: Any, *args: Any, **kwargs: Any) -> Any:
         if not self.backends.known:
             self.context.off(
-                self.unjudged
-                or f"this server has no {names()} attention backend, so there is nothing to check"
+                self.unjudged or "it has not seen how this server's attention backends were built"
             )
         if self.draft_writes:
             self.context.limit(
@@ -147,14 +168,46 @@ class KvWritesTracer(DeviceCheck[CheckedWrites, Write]):
         """``forward(q, k, v, layer, forward_batch, ...)``: remember which forward writes."""
         layer = args[3] if len(args) > 3 else kwargs.get("layer")
         batch = args[4] if len(args) > 4 else kwargs.get("forward_batch")
-        self._now = (backend, layer, batch)
+        before, self._now = self._now, (backend, layer, batch)
         try:
-            if self.contain and read_back.shares(args, kwargs):
+            if read_back.shares(args, kwargs):
+                if not self.contain:
+                    return call_next(backend, *args, **kwargs)
                 found = self._places(backend, batch) or []
                 return read_back.call(found, lambda: call_next(backend, *args, **kwargs))
-            return call_next(backend, *args, **kwargs)
+            result = call_next(backend, *args, **kwargs)
+            if self._written is not layer and id(backend) in self.backends.known:
+                self._missed(backend, layer, batch)
+            return result
         finally:
-            self._now = None
+            self._now = before
+
+    def around_model(
+        self, call_next: Callable[..., Any], runner: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """``forward(forward_batch, ...)``: remember whose writes come from outside of a layer."""
+        batch = args[0] if args else kwargs.get("forward_batch")
+        backend = getattr(runner, "attn_backend", None)
+        before, self._outside = self._outside, (backend, batch)
+        try:
+            return call_next(runner, *args, **kwargs)
+        finally:
+            self._outside = before
+
+    def _missed(self, backend: Any, layer: Any, batch: Any) -> None:
+        """A layer has KV of its own, and nothing of its write was seen."""
+        loc, mode = batch.out_cache_loc, batch.forward_mode.name.lower().replace("_", "-")
+        if mode in self._unseen or self._strange or loc is None or not loc.numel():
+            return
+        attending = getattr(backend, "full_attn_layers", None)
+        if attending is not None and layer.layer_id not in attending:
+            return
+        self._unseen.add(mode)
+        self.context.limit(
+            f"some writes in {mode} forwards are not judged",
+            f"layer {layer.layer_id} does not write its KV by set_kv_buffer; a kernel that does "
+            "more than that may write it",
+        )
 
     def checked_places(self, backend: Any, batch: Any) -> read_back.Places:
         """Where a layer without KV of its own finds the locations that were written to."""
@@ -167,13 +220,14 @@ class KvWritesTracer(DeviceCheck[CheckedWrites, Write]):
 
         def around(call_next: Callable[..., Any], pool: Any, *args: Any, **kwargs: Any) -> Any:
             """``set_kv_buffer(layer, loc, k, v, ...)``; later releases call it ``loc_info``."""
-            if self._now is None:
+            if self._now is None and self._outside is None:
                 return call_next(pool, *args, **kwargs)
+            layer = args[0] if args else kwargs["layer"]
             if len(args) > 1:
-                layer, loc, *others = args
-                return call_next(pool, layer, isolated(loc, pool), *others, **kwargs)
+                _, loc, *others = args
+                return call_next(pool, layer, isolated(loc, pool, layer), *others, **kwargs)
             name = "loc_info" if "loc_info" in kwargs else "loc"
-            kwargs[name] = isolated(kwargs[name], pool)
+            kwargs[name] = isolated(kwargs[name], pool, layer)
             return call_next(pool, *args, **kwargs)
 
         return around
@@ -185,12 +239,17 @@ class KvWritesTracer(DeviceCheck[CheckedWrites, Write]):
         if id(backend) not in self.backends.known:
             return loc
         pool, name = pool_of_layer(backend, layer, batch)
+        self._written = layer
         return self._safe(loc, backend, layer, batch, pool, name)
 
-    def checked(self, loc_info: Any, pool: Any) -> Any:
+    def checked(self, loc_info: Any, pool: Any, layer: Any = None) -> Any:
         """Check a layer's locations. Returns those it may write to: SGLang's, or a safe copy."""
-        assert self._now is not None
-        backend, layer, batch = self._now
+        if self._now is not None:
+            backend, layer, batch = self._now
+        else:
+            assert self._outside is not None
+            backend, batch = self._outside
+        self._written = layer
         if id(backend) not in self.backends.known:
             return loc_info
         inner, name = pool_of_layer(backend, layer, batch)
@@ -215,7 +274,7 @@ class KvWritesTracer(DeviceCheck[CheckedWrites, Write]):
     def _knows(self, pool: Any) -> bool:
         """True if writes into this pool can be judged. If not, it is said why."""
         name = type(pool).__name__
-        if name == POOL_CLASS:
+        if name in WRITES:
             return True
         self._strange = True
         self.context.limit(

@@ -10,6 +10,7 @@ import torch
 
 from g4debug.findings.record import Pool, Table
 from g4debug.findings.steps import Recorder
+from g4debug.hooking.layer_pools import request_table
 from g4debug.sanitizer.device_check import Checked
 from g4debug.sanitizer.misplaced import Misplaced
 from g4debug.sanitizer.trap_buffer import CELLS, Left, Record
@@ -47,6 +48,12 @@ class CheckedTable(Checked):
             return self
         none = self.table.new_empty(0)
         return replace(self, table=none, lists=replace(self.lists, indices=none))
+
+    @property
+    def rows(self) -> torch.Tensor:
+        """SGLang's ``req_to_token`` as it is now. On the device."""
+        found: torch.Tensor = request_table(self.backend, self.batch)
+        return found
 
     @property
     def req_pool_indices(self) -> torch.Tensor:

@@ -42,7 +42,7 @@ def _named(checked: CheckedTable, cell: Cell) -> tuple[int, int]:
     if cell.step >= 0:  # as it was then; the live row may be another request's by now
         return cell.request, cell.full
     row = int(checked.req_pool_indices[cell.row])
-    token = int(checked.backend.req_to_token[row, cell.column * checked.page_size])
+    token = int(checked.rows[row, cell.column * checked.page_size])
     return row, token // checked.page_size
 
 
@@ -73,6 +73,6 @@ def _foreign(
         row, page = _named(checked, cell)
         rid = rid_of(recorder, cell.step, row)
         token = cell.column * checked.page_size
-        return misplaced(ledger, row, token, page, rid, checked.backend.req_to_token)
+        return misplaced(ledger, row, token, page, rid, checked.rows)
     except (RuntimeError, IndexError) as e:
         raise Unconfirmed(f"they cannot be read: {e}".splitlines()[0], page) from e

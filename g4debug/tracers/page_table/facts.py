@@ -45,7 +45,7 @@ class Facts(PageReport):
                 self.token = cell.full * self.page_size if cell.full >= 0 else None
             else:
                 self.request_row = int(checked.req_pool_indices[cell.row])
-                rows = checked.backend.req_to_token
+                rows = checked.rows
                 self.token = int(rows[self.request_row, cell.column * self.page_size])
                 self.full_page = self.token // self.page_size
             if self.token is not None:
@@ -71,7 +71,7 @@ class Facts(PageReport):
         cell, token = self.cell, self.token or 0
         if cell.position < 0:
             return token
-        row = self.checked.backend.req_to_token[self.request_row]
+        row = self.checked.rows[self.request_row]
         if cell.step >= 0 and int(row[cell.column * self.page_size]) != token:
             return token + cell.position % self.page_size  # another request's row by now
         return int(row[cell.position])
@@ -82,7 +82,7 @@ class Facts(PageReport):
         entry = cell.position - first_listed(self.length, window)
         if self.checked.lists is None or cell.position < 0 or not 0 <= entry < cell.position:
             return False
-        return int(self.checked.backend.req_to_token[self.request_row, entry]) == cell.token
+        return int(self.checked.rows[self.request_row, entry]) == cell.token
 
     @property
     def right_place(self) -> int:

@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from g4debug.backends import adapters, names, phases
+from g4debug.backends import installed, names, phases
 from g4debug.backends.base import Adapter
 from g4debug.backends.handed_over import PageTable, TokenLists
 from g4debug.combinations.seen import ENCODER, NO_DRAFT, running
@@ -67,7 +67,7 @@ class PageTableTracer(DeviceCheck[CheckedTable, Cell]):
 
     def install(self) -> None:
         self.context.status.rests = self.rests
-        for adapter in adapters():
+        for adapter in installed():
             self.context.after(adapter.built, self.after_built(adapter))
             if not self.is_refused(adapter):
                 adapter.install(self.context, self)

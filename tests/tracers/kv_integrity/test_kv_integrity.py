@@ -418,7 +418,7 @@ def test_a_pool_without_k_and_v(arm, tracers, caplog, monkeypatch):
     assert pools["full"].stamped.sum() == 2  # the freed ones
     tracer.pools.clear()
     pools, limits = allocate(None)
-    why = "NoneType has no k_buffer and v_buffer with one tensor for each layer"
+    why = "NoneType has neither k_buffer and v_buffer nor kv_buffer, with one tensor for each layer"
     assert (pools, limits) == ({}, [why])
     assert not caplog.records  # no hook failed
     args = SimpleNamespace(disable_overlap_schedule=True)

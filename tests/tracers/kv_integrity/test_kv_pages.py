@@ -46,7 +46,31 @@ def test_it_fits_sglangs_pools(sglang, dtype):
     assert not kv.written(pages(1, 3)).any()
     pool.k_buffer[1][3 * SIZE + 2] = 1
     assert kv.written(pages(1, 3)).tolist() == [[0, 2 * SIZE + 2 + 1], [0, 1]]
-    assert kv.place(2 * SIZE + 2 + 1) == (2, 2)
+    assert kv.place(2 * SIZE + 2 + 1) == (1, "K", 2)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="needs sglang")
+def test_it_fits_sglangs_pool_of_mla(sglang):
+    """K and V are one vector of a token, in one buffer for each layer."""
+    from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool
+
+    pool = MLATokenToKVPool(
+        size=PAGES * SIZE - SIZE, page_size=SIZE, dtype=torch.bfloat16, kv_lora_rank=64,
+        qk_rope_head_dim=16, layer_num=LAYERS, device="cpu", enable_memory_saver=False,
+    )  # fmt: skip
+    kv = KvPages(pool, PAGES, SIZE)
+    kv.stamp(pages(1, 3))
+    kv.seal(pages(2))
+    pool.kv_buffer[1][3 * SIZE + 2, 0, 0] = 1
+    ((_, code), _) = kv.written(pages(1, 3)).tolist()
+    assert kv.place(code) == (1, "KV", 2)
+    pool.kv_buffer[0][2 * SIZE] = torch.nan
+    ((code,), _) = kv.changed(pages(2)).tolist()
+    assert kv.buffer(code) == (0, "KV")
+    assert kv.not_finite(pages(2)).tolist() == [[1], [1]]
+    pool.__class__ = type("DSATokenToKVPool", (MLATokenToKVPool,), {})
+    with pytest.raises(Unsupported, match="DSATokenToKVPool packs a row"):
+        KvPages(pool, PAGES, SIZE)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -108,7 +132,7 @@ def test_not_finite(dtype):
     kv.buffers[1].view(dtype)[3 * SIZE + 1, 1, 5] = float("nan")
     kv.buffers[2].view(dtype)[3 * SIZE, 0, 0] = float("nan")
     code, count = kv.not_finite(pages(2, 3))[:, 1].tolist()
-    assert (kv.place(code), count) == ((1, 1), 2)
+    assert (kv.place(code), count) == ((0, "V", 1), 2)
 
 
 def test_packed_elements_are_not_asked_for_nan():
@@ -126,7 +150,7 @@ def test_no_pages_at_all():
 @pytest.mark.parametrize(
     ("break_it", "says"),
     [
-        (lambda p: delattr(p, "k_buffer"), "has no k_buffer"),
+        (lambda p: delattr(p, "k_buffer"), "has neither k_buffer"),
         (lambda p: p.v_buffer.__setitem__(1, p.v_buffer[1][:-1]), "expected at least 20 rows"),
         (lambda p: p.k_buffer.__setitem__(0, p.k_buffer[0].transpose(1, 2)), "expected at least"),
     ],

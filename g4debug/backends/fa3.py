@@ -1,0 +1,101 @@
+"""The page tables that SGLang's FlashAttention backend, of versions 3 and 4, hands to its kernel.
+
+One class serves both. It calls ``flash_attn_with_kvcache``, a function of its module, with the
+table, and ``forward_extend`` or ``forward_decode`` tells whose layer that is. The tables of a
+forward are ``page_table`` and, of a SWA pool, ``swa_page_table`` of its metadata. Any other one is
+made for a special purpose: the branches of a draft's tree, local attention, an encoder, a part of
+a prompt on each rank. Those are not judged.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from g4debug.backends.base import Guarding, Sites, TableAdapter
+from g4debug.backends.handed_over import PageTable
+from g4debug.hooking.targets import CPU
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Fa3(TableAdapter):
+    name = "fa3"
+    built = "attn.fa3.init"
+    needs = "sgl_kernel.flash_attn"
+    sites = ("attn.fa3.kernel", "attn.fa3.extend", "attn.fa3.decode")
+    metadata = "attn.fa3.metadata"
+    replay = "attn.fa3.metadata_replay"
+    phases = ("prefill", "decode")
+    tables: ClassVar = {"full": "page_table", "swa": "swa_page_table"}
+    lengths = "cache_seqlens_int32"
+    run: ClassVar = {"0.5.23": (CPU,)}
+
+    def __init__(self) -> None:
+        self._now: tuple[Any, Any, Any] | None = None  # backend, layer and batch that run
+
+    def install(self, context: Sites, guard: Guarding) -> None:
+        def before_attention(
+            backend: Any,
+            q: Any,
+            k: Any,
+            v: Any,
+            layer: Any,
+            forward_batch: Any,
+            *args: Any,
+            **kwargs: Any,
+        ) -> None:
+            self._now = backend, layer, forward_batch
+
+        def table_of(table: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
+            if self._now is None or table is None:
+                return table
+            backend, layer, batch = self._now
+            known = guard.again(table, backend, layer)
+            if known is not None:
+                return known
+            why = strange(table, given, backend, batch)
+            if why:
+                guard.not_guarded("some of fa3's page tables are not judged", why)
+                return table
+            window = layer.sliding_window_size
+            metadata = backend.forward_metadata
+            handed = PageTable(
+                table,
+                metadata.cache_seqlens_int32,
+                metadata.cu_seqlens_q,
+                -1 if window is None else int(window),
+            )
+            return guard.page_table(self, handed, backend, layer, batch)
+
+        context.before("attn.fa3.extend", before_attention)
+        context.before("attn.fa3.decode", before_attention)
+        context.replace("attn.fa3.kernel", "page_table", table_of)
+
+    def indices(self, backend: Any, batch: Any) -> torch.Tensor | None:
+        found: torch.Tensor | None = batch.req_pool_indices
+        return found
+
+    def padding(self, backend: Any, batch: Any, frozen: bool) -> int:
+        """Before each replay SGLang resets the lengths of the padding rows."""
+        return int(backend.get_cuda_graph_seq_len_fill_value())
+
+    def handed_at(self, batch: Any) -> str:
+        return self.sites[0]
+
+
+def strange(table: torch.Tensor, given: dict[str, Any], backend: Any, batch: Any) -> str:
+    """Why this table is not judged; '' if it is. given: the arguments of the kernel."""
+    metadata, mode = backend.forward_metadata, batch.forward_mode
+    if mode.name not in ("EXTEND", "DECODE") or (mode.is_decode() and batch.spec_info is not None):
+        return f"a {mode.name} of a draft, or of a kind that was never run with it"
+    if table is not metadata.page_table and table is not metadata.swa_page_table:
+        return "it is made for a special kind of attention, and says other things than rows do"
+    if given.get("cache_seqlens") is not metadata.cache_seqlens_int32:
+        return "it is handed over with lengths that are not those of the rows"
+    if getattr(backend, "_kv_shard_pool", None) is not None:
+        return "each rank has a part of the KV"
+    return ""
+
+
+ADAPTER = Fa3()
