@@ -162,6 +162,13 @@ TABLE: Final[tuple[StandIn, ...]] = (
         {f"{_UNQUANT}.forward_cpu": "<0.5.18", f"{_UNQUANT}.forward_native": "<0.5.18"},
     ),
     *_at(
+        experts.narrowed,
+        "on a CPU it takes a dimension that the bias of gpt-oss' experts does not have",
+        {
+            ".layers.moe.fused_moe_triton.layer:narrow_padded_param_and_loaded_weight": "<0.5.15",
+        },
+    ),
+    *_at(
         draft_tree.build_tree,
         "it is in sgl_kernel, which SGLang imports only on CUDA",
         {".speculative.eagle_utils:sgl_build_tree_kernel_efficient": "<0.5.18"},
