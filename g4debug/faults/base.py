@@ -7,7 +7,7 @@ import logging
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from g4debug import discovery
 from g4debug.faults.grammar import Action, Chain, GrammarError, Plan
@@ -18,6 +18,7 @@ from g4debug.hooking.older import older_module
 logger = logging.getLogger("g4debug")
 Hook = Callable[..., Any]
 Put = Callable[[Hook], Hook]  # a decorator
+Asked = Literal["a draft", "a SWA pool", "page tables"]
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Fault:
     runs each of them once. plain_drills: the same for a server without speculative decoding. needs:
     hook sites that it cannot do without. Where SGLang does not have them, there is no such fault.
     backend: the attention backend that its drills run on, '' for the CPU engine's default. ranks:
-    how many tensor-parallel ranks it needs.
+    how many tensor-parallel ranks it needs. asks: what a server must have, or it never fires there.
     """
 
     id: str
@@ -50,6 +51,7 @@ class Fault:
     needs: tuple[str, ...] = ()
     backend: str = ""
     ranks: int = 1
+    asks: tuple[Asked, ...] = ()
 
     @property
     def absent(self) -> str:

@@ -65,4 +65,5 @@ TOY = drawn(
         "max_position_embeddings": 32 * MAX_POSITION,
     },
     ends() | {n: d for i in range(LAYERS) for n, d in layer(f"model.layers.{i}").items()},
+    pool="swa",
 )
