@@ -23,6 +23,7 @@ from g4debug.cpu import (
     on_import,
     open_port,
     pinned,
+    short_conv,
     sm100,
     softcap,
     streams,
@@ -138,6 +139,15 @@ TABLE: Final[tuple[StandIn, ...]] = (
                 f".layers.attention.triton_ops.{file}:{name}": "<0.5.18",
                 f"sglang.kernels.ops.attention.{file}:{name}": ">=0.5.18",
             },
+        )
+    ),
+    *(
+        stand_in
+        for name in ("causal_conv1d_fn", "causal_conv1d_update")
+        for stand_in in _at(
+            getattr(short_conv, name),
+            "Triton's interpreter refuses its kernel",
+            {f".models.lfm2:{name}": ">=0.5.23"},
         )
     ),
     *_at(

@@ -24,8 +24,8 @@ WINDOW: Final = 128
 VOCAB: Final = 512
 MAX_POSITION: Final = 4096
 # "swa": two pools, one of them for the sliding layers. "full": one for all layers. "mla": one for
-# MLA's compressed vectors.
-Pool = Literal["full", "swa", "mla"]
+# MLA's compressed vectors. "hybrid-linear": one for layers that attend, and states.
+Pool = Literal["full", "swa", "mla", "hybrid-linear"]
 # What most config.json say in the same words.
 CONFIG: Final[Mapping[str, Any]] = {
     "vocab_size": VOCAB,

@@ -54,6 +54,8 @@ def draw(seed: int, model: str = DEFAULT) -> Shape:
     dice, toy = random.Random(seed), toys.load(model)
     mtp, page = dice.random() < 0.7, dice.choice(PAGES)
     mtp = mtp and bool(toy.draft)
+    if "triton" not in toy.backends:
+        page = 64
     total = dice.choice((1024, 2048, 4096, 8192))
     least = longest_prompt(total) + SWA_ROOM
     ratios = [r for r in (0.2, 0.3, 0.5, 0.8, 1.0) if total * r >= least]
@@ -65,8 +67,8 @@ def draw(seed: int, model: str = DEFAULT) -> Shape:
         "chunked_prefill_size": dice.choice((64, 128, 256, 512, 2048)),
     }
     backend = "triton" if page != 64 else dice.choice(("trtllm_mha", "triton", "split"))
-    if "trtllm_mha" not in toy.backends:
-        backend = "triton"
+    if len(toy.backends) == 1:
+        (backend,) = toy.backends
     if backend == "split":
         engine |= {
             "attention_backend": None,

@@ -53,6 +53,8 @@ def without(group: Group, toy: Toy) -> str:
         return ""
     if group.refused:
         return "SGLang refuses it with Gemma-4 here, and with no other model it was tried"
+    if toy.arguments.get("disable_radix_cache") and not group.engine.get("disable_radix_cache"):
+        return f"it has a prefix cache, and the CPU engine serves {toy.id} without one"
     backend = group.engine.get("attention_backend", toy.backends[0])
     if backend not in toy.backends:
         return f"it runs on {backend}, and the CPU engine serves {toy.id} on {toy.backends[0]}"

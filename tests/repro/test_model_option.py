@@ -35,18 +35,18 @@ def test_each_group_is_there_or_left_out_with_a_reason(suite, name):
     groups, toy = suite("healthy.groups"), toys.load(name)
     without, mine = groups.left_out(name), groups.groups(name)
     assert all(without.values())
-    per_group = len(toy.backends)
-    expected = sum(
-        1 if "attention_backend" in group.engine else per_group
-        for known, group in groups.groups().items()
-        if known not in without
-    )
-    assert len(mine) == expected
+    served = {n: g for n, g in groups.groups().items() if n not in without}
+    asked = [
+        len({g.engine.get("attention_backend")} - {None}) or len(toy.backends)
+        for g in served.values()
+    ]
+    assert len(mine) == sum(asked)
     assert {g.engine["attention_backend"] for g in mine.values()} == set(toy.backends)
     assert {g.model for g in mine.values()} == {name}
     assert not any(g.refused for g in mine.values())
     assert not any("MTP" in g.title for g in mine.values() if g.mtp)
-    assert groups.group_of("plain", name) == mine["plain"]
+    assert groups.group_of("plain-no-radix", name) == mine["plain-no-radix"]
+    assert ("plain" in mine) == (name != "lfm2")  # which is served without a prefix cache
 
 
 def test_gemma_4_has_every_group(suite):
