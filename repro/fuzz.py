@@ -19,6 +19,8 @@ With ``--narrow`` the servers' SWA pools are smaller than two chunks, and half o
 the fixes, so that some of them stand. Bad is a request that stands and is not told as ``hang`` or
 ``starved``, and a server that is accused although each request got its answer.
 
+With ``--model any`` the model is drawn by the seed, too.
+
 The exit code is 0 if nothing is bad and some server did all that it was asked for, 1 if not, and 2
 for wrong arguments.
 """
@@ -37,14 +39,16 @@ from harness.tracers import accuses
 from harness.verdicts import not_completed
 from rich.console import Console
 from suites.fuzz import corrupt, narrow
-from suites.fuzz.draw import Shape, draw
+from suites.fuzz.draw import Shape, draw, model_of
 from suites.healthy.run import FAILED, checked_of, counts, launch
 
 from g4debug.cli import at_least
+from g4debug.cpu.server import DEFAULT
 from g4debug.dumps import reading
 from g4debug.hooking import targets
 
 SERVERS = 20
+ANY = "any"  # the model is drawn, too
 # They have something to check on any server.
 ALWAYS = ("page-table", "pool-leak", "kv-allocator")
 TOKENS = (
@@ -57,6 +61,7 @@ GOOD, BAD, NOTHING = "good", "bad", "proves nothing"
 
 def main() -> int:
     parser = Parser(__doc__)
+    parser.model(ANY)
     parser.number("--first", "the seed of the first server", 1, "SEED")
     parser.number("--servers", "how many servers", SERVERS, type=at_least(1))
     what = "strike healthy servers, and look if the tracers tell it"
@@ -66,6 +71,8 @@ def main() -> int:
     parser.number("--runs", "how many corruptions", corrupt.RUNS, type=at_least(1))
     parser.results("keep logs and dumps here")
     args = parser.parse_args()
+    if args.model != DEFAULT and (args.corrupt or args.narrow):
+        parser.error(f"--model {args.model}: --corrupt and --narrow are for {DEFAULT} only")
     console = Console(highlight=False)
     if args.corrupt:
         with logs("fuzz", console, "Logs and dumps are in:", given=args.results) as kept:
@@ -79,8 +86,9 @@ def main() -> int:
                 good, text, seconds = narrow.one(seed, folder)
                 verdict, title = GOOD if good else BAD, narrow.words(seed)
             else:
-                verdict, text, seconds = one(seed, folder)
-                title = draw(seed).words
+                model = model_of(seed) if args.model == ANY else args.model
+                verdict, text, seconds = one(seed, folder, model)
+                title = draw(seed, model).words
             found[verdict] += 1
             render.block(console, Block(str(seed), verdict != BAD, text, title, seconds))
         render.say(console, ", ".join(f"{n} {verdict}" for verdict, n in found.items()) + ".")
@@ -88,10 +96,10 @@ def main() -> int:
     return kept.status
 
 
-def one(seed: int, folder: Path) -> tuple[str, str, float]:
+def one(seed: int, folder: Path, model: str = DEFAULT) -> tuple[str, str, float]:
     """Run the server of a seed: the verdict, what happened, and the seconds it took."""
-    armed = start(seed, True, folder)
-    problem = trouble(armed, follows_tokens(draw(seed)), folder)
+    armed = start(seed, True, folder, model)
+    problem = trouble(armed, follows_tokens(draw(seed, model)), folder)
     if problem:
         return BAD, problem, armed.seconds
     if armed.completed:
@@ -105,11 +113,11 @@ def one(seed: int, folder: Path) -> tuple[str, str, float]:
         if idle := ", ".join(r["name"] for r in status if r["off"]):
             text += f" Nothing to check here: {idle}."
         return GOOD, text, armed.seconds
-    return *blame(armed, start(seed, False, folder)), armed.seconds
+    return *blame(armed, start(seed, False, folder, model)), armed.seconds
 
 
-def start(seed: int, armed: bool, folder: Path) -> Outcome:
-    return launch("suites.fuzz.variant", {"seed": seed}, {}, armed, folder, TIMEOUT)
+def start(seed: int, armed: bool, folder: Path, model: str) -> Outcome:
+    return launch("suites.fuzz.variant", {"seed": seed, "model": model}, {}, armed, folder, TIMEOUT)
 
 
 def follows_tokens(shape: Shape) -> bool:

@@ -20,15 +20,14 @@ from dataclasses import asdict
 from pathlib import Path
 
 from harness import render
-from harness.options import Parser, logs
+from harness.options import Parser, logs, page, results_of
+from harness.options import left_out as not_there
 from harness.processes import script
 from rich.console import Console
-from suites.healthy.groups import groups
+from suites.healthy.groups import groups, left_out
 from suites.healthy.run import Ran, Served, judge, keep, kept, refused, replay, serve, start
 from suites.healthy.table import block, markdown, served_block
 from suites.healthy.workload import Group
-
-from g4debug.hooking import targets
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 SERVER = "server"
@@ -48,13 +47,13 @@ def run(group: Group, folder: Path) -> Ran:
     return ran
 
 
-def serve_or_kept(minutes: float, folder: Path) -> Served:
+def serve_or_kept(minutes: float, folder: Path, model: str) -> Served:
     path = folder / "server.result"
     if path.is_file():
         found = Served(**json.loads(path.read_text()))
         if not found.problem and found.minutes >= minutes:
             return found
-    served = serve(minutes, folder / SERVER)
+    served = serve(minutes, folder / SERVER, model)
     path.write_text(json.dumps(asdict(served)))
     return served
 
@@ -68,46 +67,54 @@ def chosen(known: Mapping[str, Group], wanted: Sequence[str] | None) -> list[str
 
 def main() -> int:
     parser = Parser(__doc__)
-    known = groups()
-    names = [*known, SERVER]
+    parser.model()
     parser.add_argument(
         "--only",
         nargs="+",
-        choices=names,
         metavar="GROUP",
         help="only these groups (see --list). No page is written then, unless --out is given",
     )
     parser.number("--minutes", "how long the server is under load", 10, "M", float)
-    parser.out("where the page is written (default: docs/healthy-RELEASE.md)")
+    parser.out("where the page is written (default: docs/healthy-RELEASE.md, or -MODEL.md)")
     parser.results(
         "keep logs, dumps and results here. A group that has a good result there is not run again"
     )
     parser.add_argument("--list", action="store_true", help="list the groups and do nothing")
     args = parser.parse_args()
     console = Console(highlight=False)
+    known, missing = groups(args.model), left_out(args.model)
+    for name in args.only or ():
+        if name not in (*known, SERVER):
+            why = missing.get(name, f"there are: {', '.join((*known, SERVER))}")
+            parser.error(f"{args.model} has no group {name!r}: {why}")
     if args.list:
         render.titles(console, known)
+        not_there(console, missing, args.model)
         render.say(console, f"{SERVER}: launch_server under HTTP load")
         return 0
+    not_there(console, missing, args.model)
     runs: list[Ran] = []
     served: Served | None = None
     with logs("healthy", console, "Logs, dumps and results are in:", given=args.results) as left:
+        folder = results_of(left.folder, args.model)
         for name in chosen(known, args.only):
             if name == SERVER:
-                served = serve_or_kept(args.minutes, left.folder)
+                served = serve_or_kept(args.minutes, folder, args.model)
                 render.block(console, served_block(served))
                 continue
-            group, path = known[name], left.folder / f"{name}.result"
+            group, path = known[name], folder / f"{name}.result"
             ran = kept(group, path)
             if ran is None:
-                ran = run(group, left.folder / name)
+                ran = run(group, folder / name)
                 keep(ran, path)
             runs.append(ran)
             render.block(console, block(ran))
         left.good = all(r.good for r in runs) and (served is None or not served.problem)
         if args.out or not args.only:
-            out = args.out or DOCS / f"healthy-{targets.sglang_version()}.md"
-            out.write_text(markdown(runs, served))
+            out = args.out or page(DOCS, "healthy", args.model)
+            done = {r.group.id for r in runs}
+            rest = [name for name, group in known.items() if not group.short and name not in done]
+            out.write_text(markdown(runs, served, args.model, missing, rest))
             render.for_copying(console, "The page is in:", str(out))
     return left.status
 

@@ -12,6 +12,8 @@ says which release has which bug.
 With ``--replay`` it runs no cell. For each case it replays a dump of the run with the bug, on a
 CPU, and says in how many the same came again: docs/history/replays.jsonl.
 
+With ``--model`` another model than Gemma-4 is served, in the cases that it can have.
+
 With ``--device cuda`` it runs what no CPU can: the cases that need a GPU, and for all others the
 tools that do, beside a run without any tool.
 
@@ -29,11 +31,12 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from harness import render
-from harness.options import Parser
+from harness.options import Parser, left_out
 from harness.processes import go_on, script
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -61,6 +64,9 @@ from suites.history.cell import (
 from suites.history.replays import Replay
 from suites.history.tools import NOTHING, TOOLS, device_of
 
+from g4debug.cpu import toys
+from g4debug.cpu.server import DEFAULT
+
 SEEDS = 5
 JOBS = 2  # an engine keeps one core busy
 
@@ -71,7 +77,11 @@ def reference(case: Case) -> str:
 
 
 def tasks(
-    chosen: Mapping[str, Case], tools: Sequence[str], seeds: int, device: str = CPU
+    chosen: Mapping[str, Case],
+    tools: Sequence[str],
+    seeds: int,
+    device: str = CPU,
+    model: str = DEFAULT,
 ) -> tuple[list[Cell], list[Cell]]:
     """The runs that give the right answers, and the runs that are compared with them."""
     first, rest = [], []
@@ -80,9 +90,9 @@ def tasks(
         if not mine and not (NOTHING in tools and device_of(case, NOTHING) == device):
             continue
         right = reference(case)
-        first += [Cell(name, right, NOTHING, s, device=device) for s in range(seeds)]
+        first += [Cell(name, right, NOTHING, s, device=device, model=model) for s in range(seeds)]
         rest += [
-            Cell(name, arm, tool, seed, device=device)
+            Cell(name, arm, tool, seed, device=device, model=model)
             for tool in (NOTHING, *mine)
             for seed in range(seeds)
             for arm in (BUGGY, FIXED)
@@ -212,10 +222,11 @@ def replay_all(
     return list(found.values())
 
 
-def elsewhere(folder: Path, device: str) -> dict[str, Cell]:
-    """The results in ``folder`` of the other device and of other releases, for the same page."""
+def elsewhere(folder: Path, device: str, model: str = DEFAULT) -> dict[str, Cell]:
+    """The results in ``folder`` of another device, release or model, for the same page."""
     cells = [kept(path.stem, folder) for path in sorted(folder.glob("*.*.*.*.json"))]
-    return {c.id: c for c in cells if c and (c.device != device or c.arm not in ARMS)}
+    here = (device, model)
+    return {c.id: c for c in cells if c and ((c.device, c.model) != here or c.arm not in ARMS)}
 
 
 def answers(cells: Iterable[Cell], known: Mapping[str, Case]) -> set[str]:
@@ -231,7 +242,7 @@ def with_right_answers(cells: Mapping[str, Cell], known: Mapping[str, Case]) -> 
         if cell.arm not in ARMS:
             continue
         arm = reference(known[cell.case])
-        right = cells.get(Cell(cell.case, arm, NOTHING, cell.seed, device=cell.device).id)
+        right = cells.get(replace(cell, arm=arm, tool=NOTHING).id)
         if cell.wrong < 0 and cell.outputs and right and right.outputs and right is not cell:
             every[name] = compared(cell, right.outputs)
     return every
@@ -254,6 +265,7 @@ def main() -> int:
                         help="only these cases (see --list)")  # fmt: skip
     parser.add_argument("--tool", nargs="+", choices=list(TOOLS), metavar="NAME",
                         help=f"only these tools: {', '.join(TOOLS)}")  # fmt: skip
+    parser.model()
     parser.number("--seeds", "how many seeds each cell has", SEEDS, "K")
     parser.results("keep logs, dumps and results here, and go on from them")
     parser.add_argument("--device", choices=(CPU, CUDA), default=CPU,
@@ -274,6 +286,12 @@ def main() -> int:
     args = parser.parse_args()
     console = Console(highlight=False)
     chosen = {n: c for n, c in known.items() if not args.case or n in args.case}
+    toy, on_gemma = toys.load(args.model), args.model == DEFAULT
+    if not on_gemma and (args.device == CUDA or args.replay):
+        parser.error(f"--model {args.model}: expected neither --device cuda nor --replay with it")
+    without = {n: why for n, c in chosen.items() if (why := c.without(toy))}
+    left_out(console, without, args.model)
+    chosen = {n: c for n, c in chosen.items() if n not in without}
     if args.list:
         render.titles(console, known)
         return 0
@@ -289,23 +307,24 @@ def main() -> int:
     folder = args.results or Path(tempfile.mkdtemp(prefix="g4debug-history-"))
     folder.mkdir(parents=True, exist_ok=True)
     first, rest = tasks({} if args.replay else chosen, args.tool or list(TOOLS), args.seeds,
-                        args.device)  # fmt: skip
+                        args.device, args.model)  # fmt: skip
     lost = missing({t.case: known[t.case] for t in first}) if args.device == CPU else {}
     for release, names in sorted(lost.items()):
         render.say(console, f"{', '.join(names)}: there is no environment with SGLang {release}, "
                     f"so it is not run. Make one with: make env SGLANG={release}")  # fmt: skip
     away = {n for names in lost.values() for n in names}
     here = ([t for t in first if t.case not in away], [t for t in rest if t.case not in away])
-    if args.device == CPU and not args.replay:
+    if args.device == CPU and not args.replay and on_gemma:
         here[1].extend(across_tasks(chosen, args.tool or list(TOOLS), args.seeds))
     published = from_text(page.CELLS.read_text()) if args.published or args.replay else {}
     replayed = replay_all(chosen, args.seeds, folder, console) if args.replay else known_replays()
     found = run_all(here, args.jobs, folder, console, published)
     spoiled = [c for c in found if c.ended == SPOILED]
     cells = {c.id: c for c in found if c.ended != SPOILED}
-    cells = {**published, **elsewhere(folder, args.device), **cells}
+    cells = {**published, **elsewhere(folder, args.device, args.model), **cells}
     cells = with_right_answers(cells, known)
-    rows = table.rows(known, cells.values(), replayed)
+    by_model = table.by_model(known, cells.values(), replayed)
+    rows = by_model.get(args.model, [])
     for block in table.blocks(rows):
         render.block(console, block)
     (folder / "history.json").write_text(json.dumps(table.as_json(rows)))
@@ -313,7 +332,7 @@ def main() -> int:
     if args.write:
         text = as_text(cells.values(), answers(cells.values(), known))
         releases = across.answers(known, cells.values())
-        for path in page.write(known, rows, folder, text, releases):
+        for path in page.write(known, by_model, folder, text, releases):
             render.for_copying(console, "Written:", str(path))
     if spoiled:
         one = spoiled[0]

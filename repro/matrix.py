@@ -16,21 +16,22 @@ from functools import partial
 from pathlib import Path
 
 from harness import render
-from harness.options import Parser, logs
+from harness.options import Parser, left_out, logs, page, results_of
 from harness.processes import script
 from rich.console import Console
-from suites.matrix.drill import Clean, Row, kept, row_of, run_clean, run_drill
+from suites.matrix.drill import Clean, Drill, Row, drills, kept, row_of, run_clean, run_drill
 from suites.matrix.table import block, clean_block, markdown
 
 from g4debug import discovery
+from g4debug.cpu import toys
 from g4debug.faults.base import Fault
-from g4debug.hooking import targets
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
 
 def main() -> int:
     parser = Parser(__doc__)
+    parser.model()
     parser.add_argument(
         "--fault",
         action="append",
@@ -39,7 +40,7 @@ def main() -> int:
         "--out is given",
     )
     parser.number("--jobs", "how many faults run at the same time", 2)
-    parser.out("where the table is written (default: docs/matrix-<SGLang's version>.md)")
+    parser.out("where the table is written (default: docs/matrix-RELEASE.md, or -MODEL.md)")
     parser.results(
         "keep logs, dumps and results here. A fault that has a good result there is not run again"
     )
@@ -51,36 +52,38 @@ def main() -> int:
     faults: list[Fault] = [discovery.load("fault", n) for n in (args.fault or names)]
     console = Console(highlight=False)
     with logs("matrix", console, "Logs, dumps and results are in:", given=args.results) as left:
-        there = [f for f in faults if not f.absent]
-        kinds = [(f, f.drills, True) for f in there] + [(f, f.plain_drills, False) for f in there]
-        drills = [(f, d, mtp) for f, chains, mtp in kinds for d in chains]
+        toy, folder = toys.load(args.model), results_of(left.folder, args.model)
+        every = drills([f for f in faults if not f.absent], toy)
+        todo = [d for d in every if not d.without]
+        without = {f"{d.fault.id}={d.chain}": d.without for d in every if d.without}
+        left_out(console, without, args.model)
         # A fault is compared with a run on the same attention backend, with a draft or without.
-        servers = dict.fromkeys([("", True), *((f.backend, mtp) for f, _, mtp in drills)])
-        folder = left.folder
+        servers = dict.fromkeys([("", bool(toy.draft)), *((d.fault.backend, d.mtp) for d in todo)])
         clean = {
-            (b, mtp): kept(Clean, f"clean-{b}-{mtp}", folder, partial(run_clean, folder, b, mtp))
+            (b, mtp): kept(
+                Clean, f"clean-{b}-{mtp}", folder, partial(run_clean, folder, b, mtp, args.model)
+            )
             for b, mtp in servers
         }
         for one in clean.values():
             render.block(console, clean_block(one))
         rows: list[Row] = []
 
-        def drilled(it: tuple[Fault, str, bool]) -> Row:
-            fault, drill, mtp = it
-            on = clean[fault.backend, mtp]
-            name = row_of(fault, drill, on).name
-            return kept(Row, name, folder, partial(run_drill, fault, drill, on, folder))
+        def drilled(it: Drill) -> Row:
+            on = clean[it.fault.backend, it.mtp]
+            name = row_of(it.fault, it.chain, on).name
+            return kept(Row, name, folder, partial(run_drill, it.fault, it.chain, on, folder))
 
         with ThreadPoolExecutor(args.jobs) as pool:
-            for row in pool.map(drilled, drills):
+            for row in pool.map(drilled, todo):
                 rows.append(row)
-                render.block(console, block(row, f"fault {len(rows)} of {len(drills)}"))
+                render.block(console, block(row, f"fault {len(rows)} of {len(todo)}"))
         console.print()
         render.count(console, [*map(clean_block, clean.values()), *map(block, rows)], "runs")
         if args.out or not args.fault:
-            out = args.out or DOCS / f"matrix-{targets.sglang_version()}.md"
+            out = args.out or page(DOCS, "matrix", args.model)
             out.parent.mkdir(exist_ok=True)
-            out.write_text(markdown(list(clean.values()), rows))
+            out.write_text(markdown(list(clean.values()), rows, args.model, without))
             render.for_copying(console, "The table is written to:", str(out))
         left.good = all(r.good for r in rows) and all(c.good for c in clean.values())
     return left.status

@@ -37,6 +37,8 @@ from harness.replays import NAME, replayed
 from harness.verdicts import not_completed
 from rich.console import Console
 
+from g4debug.cpu.server import DEFAULT
+
 STRESS = "seed=11;abort-request=4%on;forced-retract=4%on;radix-evict=5%on(512)"
 # Short requests, many of them, in pools for a third of those that run.
 ENGINE: dict[str, dict[str, Any]] = {
@@ -60,7 +62,12 @@ def run(armed: bool, args: Namespace, folder: Path, console: Console) -> Outcome
             "SGLANG_TRTLLM_MHA_DEBUG_DIR": str(folder / "dumps"),
         }
     # The GPU's arguments switch overlap scheduling off on 0.5.12.post1, and v2 is made of it.
-    engine = {**ENGINE[args.device], **({"disable_overlap_schedule": False} if v2 else {})}
+    engine: dict[str, Any] = {
+        **ENGINE[args.device],
+        **({"disable_overlap_schedule": False} if v2 else {}),
+    }
+    if args.device == "cpu":
+        engine["model"] = args.model
     if args.backend:
         engine |= dict.fromkeys(BACKENDS, args.backend)
     with console.status(name):
@@ -114,6 +121,7 @@ def main() -> int:
         choices=("triton", "trtllm_mha"),
         help="the attention backend of prefill and decode",
     )
+    parser.model()
     parser.keep("logs and dumps")
     parser.add_argument(
         "--v2", action="store_true", help="the armed run has FROZEN_KV_MTP on v2 (0.5.12.post1)"
@@ -124,6 +132,8 @@ def main() -> int:
             "--v2 is for SGLang 0.5.12.post1. With this release FROZEN_KV_MTP runs on speculative "
             "decoding v2 by itself: leave --v2 out."
         )
+    if args.model != DEFAULT and args.device == "cuda":
+        parser.error(f"--model {args.model}: expected --device cpu, which serves the toys")
     console = Console(highlight=False)
     with logs("soak", console, "The logs and dumps are kept in:", args.keep) as kept:
         plain = run(False, args, kept.folder, console)

@@ -24,6 +24,7 @@ from g4debug.cpu import (
     on_import,
     open_port,
     pinned,
+    short_conv,
     sm100,
     softcap,
     streams,
@@ -151,6 +152,15 @@ TABLE: Final[tuple[StandIn, ...]] = (
             },
         )
     ),
+    *(
+        stand_in
+        for name in ("causal_conv1d_fn", "causal_conv1d_update")
+        for stand_in in _at(
+            getattr(short_conv, name),
+            "Triton's interpreter refuses its kernel",
+            {f".models.lfm2:{name}": ">=0.5.23"},
+        )
+    ),
     *_at(
         softcap.softcap_in_place,
         "its Triton kernel calls libdevice.tanh, which the interpreter lacks",
@@ -171,6 +181,13 @@ TABLE: Final[tuple[StandIn, ...]] = (
         experts.forward_cpu,
         "it asserts that experts use silu; Gemma-4's use gelu, which SGLang's torch code can do",
         {f"{_UNQUANT}.forward_cpu": "<0.5.18", f"{_UNQUANT}.forward_native": "<0.5.18"},
+    ),
+    *_at(
+        experts.narrowed,
+        "on a CPU it takes a dimension that the bias of gpt-oss' experts does not have",
+        {
+            ".layers.moe.fused_moe_triton.layer:narrow_padded_param_and_loaded_weight": "<0.5.15",
+        },
     ),
     *_at(
         draft_tree.build_tree,

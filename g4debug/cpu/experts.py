@@ -1,4 +1,4 @@
-"""Runs a mixture of experts in torch, because SGLang's method for CPUs does not take Gemma-4's."""
+"""A mixture of experts in torch: SGLang's method for CPUs does not take Gemma-4's, nor biases."""
 
 from __future__ import annotations
 
@@ -18,3 +18,19 @@ def forward_cpu(self: Any, layer: Any, dispatch_output: Any) -> Any:
         layer, dispatch_output.hidden_states, dispatch_output.topk_output, self.moe_runner_config
     )
     return StandardCombineInput(hidden_states=output)
+
+
+def narrowed(
+    param_data: Any, loaded_weight: Any, param_data_start: int, weight_start: int, dim: int,
+    *more: Any,
+) -> Any:  # fmt: skip
+    """Stands in for ``narrow_padded_param_and_loaded_weight``, which is told a weight's ``dim``.
+
+    A bias, such as gpt-oss' experts have, has one dimension less than the weight.
+    """
+    from sglang.srt.model_loader.weight_utils import narrow_padded_param_and_loaded_weight
+
+    dim = min(dim, loaded_weight.dim() - 1)
+    return narrow_padded_param_and_loaded_weight(
+        param_data, loaded_weight, param_data_start, weight_start, dim, *more
+    )

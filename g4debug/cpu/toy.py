@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from g4debug.cpu import models
 
@@ -23,6 +23,9 @@ DIM: Final = 32  # of a head
 WINDOW: Final = 128
 VOCAB: Final = 512
 MAX_POSITION: Final = 4096
+# "swa": two pools, one of them for the sliding layers. "full": one for all layers. "mla": one for
+# MLA's compressed vectors. "hybrid-linear": one for layers that attend, and states.
+Pool = Literal["full", "swa", "mla", "hybrid-linear"]
 # What most config.json say in the same words.
 CONFIG: Final[Mapping[str, Any]] = {
     "vocab_size": VOCAB,
@@ -59,13 +62,14 @@ class Draw:
 class Toy:
     """A model that the CPU engine serves. `id`: its file's name, with - for _.
 
-    `models` writes the target, and behind it the draft if it has one, once, and returns their
-    folders. `arguments` are SGLang's for this model, `draft` those for its draft. `served` is the
-    name by which clients ask for it.
+    `pool`: how SGLang 0.5.23 keeps its KV. `models` writes the target, and behind it the draft if
+    it has one, once, and returns their folders. `arguments` are SGLang's for this model, `draft`
+    those for its draft. `served` is the name by which clients ask for it.
     """
 
     id: str
     about: str
+    pool: Pool
     models: Callable[[], tuple[Path, ...]]
     served: str
     backends: tuple[str, ...] = ("trtllm_mha", "triton")
@@ -74,7 +78,12 @@ class Toy:
 
 
 def drawn(
-    id: str, about: str, config: Mapping[str, Any], weights: Mapping[str, Draw], **more: Any
+    id: str,
+    about: str,
+    config: Mapping[str, Any],
+    weights: Mapping[str, Draw],
+    pool: Pool = "full",
+    **more: Any,
 ) -> Toy:
     """A toy without a draft, whose weights are drawn. config: what it adds to ``CONFIG``."""
     whole = {**CONFIG, **config}
@@ -89,7 +98,7 @@ def drawn(
         )
         return (folder / "target",)
 
-    return Toy(id, about, write, f"g4debug-{id}", **more)
+    return Toy(id, about, pool, write, f"g4debug-{id}", **more)
 
 
 def _plain(draw: Draw) -> Iterator[Any]:

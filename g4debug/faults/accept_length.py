@@ -40,5 +40,6 @@ FAULT = Fault(
         "too-long": "report one more than there are draft tokens",
     },
     caught_by=CAUGHT_BY,
+    asks=("a draft",),
     drills=("1*zero", "1*too-long"),
 )

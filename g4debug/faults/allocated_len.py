@@ -31,5 +31,6 @@ FAULT = Fault(
     title="a request forgets what it was allocated ahead",
     tasks={"on": "kv_allocated_len falls to kv_committed_len"},
     caught_by=CAUGHT_BY,
+    asks=("a draft",),
     needs=("future.publish",),
 )

@@ -33,5 +33,6 @@ FAULT = Fault(
     title="a draft goes on from another token than the last one of its request",
     tasks={"on": "give one request another token"},
     caught_by=CAUGHT_BY,
+    asks=("a draft",),
     needs=("future.gather",),
 )

@@ -50,5 +50,6 @@ FAULT = Fault(
         "verify-ct": "only in spec_verify_ct",
     },
     caught_by=CAUGHT_BY,
+    asks=("a draft",),
     drills=("1*on", "1*kv", "1*output", "1*verify-ct"),
 )

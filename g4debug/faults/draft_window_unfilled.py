@@ -40,6 +40,7 @@ FAULT = Fault(
     "that nobody has filled in",
     tasks={"on": "leave the list of the draft's sliding layers as it was made"},
     caught_by=("page-table",),
+    asks=("a draft", "a SWA pool"),
     selectors=("mode",),
     drills=("on",),
     backend=carrying(ListAdapter)[0].name,

@@ -60,5 +60,6 @@ FAULT = Fault(
     title="a SWA page is evicted inside its request's window",
     tasks={"on": "evict the oldest page of one request's window"},
     caught_by=("page-table", "kv-allocator"),
+    asks=("a SWA pool",),
     selectors=("request",),
 )

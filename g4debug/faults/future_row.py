@@ -78,6 +78,7 @@ FAULT = Fault(
         "lost": "bonus tokens and hidden states are not stashed",
     },
     caught_by=CAUGHT_BY,
+    asks=("a draft",),
     drills=("1*publish", "1*stash", "1*read", "1*lost"),
     needs=("future.resolve_lens", "scheduler.relay"),
 )

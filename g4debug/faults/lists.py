@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from g4debug.backends import carrying
 from g4debug.backends.base import ListAdapter
 from g4debug.faults._metadata import Made, watch
-from g4debug.faults.base import Fault, Injection, Install
+from g4debug.faults.base import Asked, Fault, Injection, Install
 
 if TYPE_CHECKING:
     import torch
@@ -115,13 +115,16 @@ def _install(fault: Corruption, injection: Injection) -> None:
             corrupt(of, injection, made.mode, made.runner, fault)
 
 
-def declare(name: str, title: str, fault: Corruption) -> tuple[Fault, Install]:
+def declare(
+    name: str, title: str, fault: Corruption, asks: tuple[Asked, ...] = ()
+) -> tuple[Fault, Install]:
     """Declare a fault in lists of tokens: its FAULT, and its install."""
     declared = Fault(
         id=name,
         title=title,
         tasks=TASKS,
         caught_by=("page-table",),
+        asks=asks,
         selectors=("mode", "runner"),
         drills=("1*on@runner=target@mode=target_verify", "1*on@runner=draft@mode=decode"),
         backend=carrying(ListAdapter)[0].name,

@@ -20,5 +20,8 @@ def pool_swap(cell: tables.Cell, draw: random.Random) -> int | None:
 
 
 FAULT, install = tables.declare(
-    "page-pool-swap", "a live cell of one pool's page table gets the other pool's page", pool_swap
+    "page-pool-swap",
+    "a live cell of one pool's page table gets the other pool's page",
+    pool_swap,
+    asks=("a SWA pool",),
 )

@@ -43,6 +43,7 @@ FAULT = Fault(
         "never": "they are not published",
     },
     caught_by=CAUGHT_BY,
+    asks=("a draft",),
     drills=("1*early", "1*twice", "1*never"),
     needs=("future.publish",),
 )

@@ -57,5 +57,6 @@ FAULT = Fault(
         "device": "it is one too long, only on the device",
     },
     caught_by=CAUGHT_BY,
+    asks=("a draft",),
     drills=("1*plus", "1*minus"),
 )

@@ -23,4 +23,5 @@ FAULT = Fault(
     title="batch.spec_info is None after a decode step whose requests go on",
     tasks={"on": "drop it"},
     caught_by=CAUGHT_BY,
+    asks=("a draft",),
 )

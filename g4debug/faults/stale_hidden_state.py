@@ -64,5 +64,6 @@ FAULT = Fault(
         "draft": "the next draft gets them",
     },
     caught_by=CAUGHT_BY,
+    asks=("a draft",),
     drills=("1*on", "1*draft"),
 )

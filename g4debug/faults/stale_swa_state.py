@@ -41,6 +41,7 @@ FAULT = Fault(
     title="the draft's attention backend does not know that its pool is a SWA pool",
     tasks={"on": "set the stale state on the draft's backend"},
     caught_by=("page-table",),
+    asks=("a draft", "a SWA pool"),
     selectors=("runner",),
     recreates="swa-state-swap",
 )

@@ -38,6 +38,7 @@ FAULT = Fault(
     title="a live page's full-to-SWA mapping names another SWA page",
     tasks={"on": "corrupt the newest page of one request"},
     caught_by=("page-table", "kv-allocator"),
+    asks=("a SWA pool",),
     selectors=("mode",),
     drills=("1*on@mode=decode",),
 )

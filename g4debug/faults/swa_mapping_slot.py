@@ -56,6 +56,7 @@ FAULT = Fault(
         "zero": "it is slot 0, as if it were evicted",
     },
     caught_by=("kv-writes",),
+    asks=("a SWA pool",),
     drills=("1*other", "1*zero"),
     # v1's verify takes the slots by itself, and writes them at once.
     needs=("future.resolve_lens",),

@@ -19,7 +19,7 @@ from g4debug.backends import carrying
 from g4debug.backends.base import TableAdapter
 from g4debug.faults._in_graph import Overwritten
 from g4debug.faults._metadata import Made, watch
-from g4debug.faults.base import Fault, Injection, Install
+from g4debug.faults.base import Asked, Fault, Injection, Install
 
 if TYPE_CHECKING:
     import torch
@@ -126,13 +126,16 @@ def _install(fault: Corruption | type[Corruption], injection: Injection) -> None
         injection.after(adapter.in_graph)(again.fill_in)
 
 
-def declare(name: str, title: str, fault: Corruption | type[Corruption]) -> tuple[Fault, Install]:
+def declare(
+    name: str, title: str, fault: Corruption | type[Corruption], asks: tuple[Asked, ...] = ()
+) -> tuple[Fault, Install]:
     """Declare a page-table fault: its FAULT and its install, which calls a class once."""
     declared = Fault(
         id=name,
         title=title,
         tasks=TASKS,
         caught_by=("page-table",),
+        asks=("page tables", *asks),
         arguments=("corrupt",),
         counts="a number of cells",
         selectors=("mode", "runner"),

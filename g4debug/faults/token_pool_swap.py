@@ -26,5 +26,8 @@ def pool_swap(of: lists.Lists, it: lists.TokenList, draw: random.Random) -> list
 
 
 FAULT, install = lists.declare(
-    "token-pool-swap", "a list of tokens gets the tokens of the other pool's list", pool_swap
+    "token-pool-swap",
+    "a list of tokens gets the tokens of the other pool's list",
+    pool_swap,
+    asks=("a SWA pool",),
 )

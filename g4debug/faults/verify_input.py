@@ -65,6 +65,7 @@ FAULT = Fault(
         "rows": "the tokens of two requests are exchanged",
     },
     caught_by=CAUGHT_BY,
+    asks=("a draft",),
     drills=("1*bonus", "1*draft", "1*positions", "1*rows"),
     needs=("result.resolve",),
 )

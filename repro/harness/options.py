@@ -13,6 +13,9 @@ from typing import Any
 
 from rich.console import Console
 
+from g4debug import discovery
+from g4debug.cpu.server import DEFAULT
+from g4debug.hooking import targets
 from harness import render
 
 
@@ -37,6 +40,17 @@ class Parser(argparse.ArgumentParser):
         help = f"{what} (default: {default})"
         self.add_argument(flag, type=type, default=default, metavar=metavar, help=help)
 
+    def model(self, *more: str) -> None:
+        """``--model``: a toy of the CPU engine's. more: other words that it takes."""
+        self.add_argument(
+            "--model",
+            choices=(*discovery.names("toy"), *more),
+            default=DEFAULT,
+            metavar="NAME",
+            help="the toy model that the CPU engine serves: "
+            f"{', '.join((*discovery.names('toy'), *more))} (default: {DEFAULT})",
+        )
+
     def out(self, what: str) -> None:
         self.add_argument("--out", type=Path, metavar="FILE", help=what)
 
@@ -47,6 +61,25 @@ class Parser(argparse.ArgumentParser):
         self.add_argument(
             "--keep", action="store_true", help=f"keep the {what} and say where they are"
         )
+
+
+def left_out(console: Console, why: Mapping[str, str], model: str) -> None:
+    """Say what a model cannot have. why: what is left out -> the reason."""
+    for name, reason in why.items():
+        render.say(console, f"{name} is left out on {model}: {reason}.", hang=4)
+
+
+def page(docs: Path, kind: str, model: str) -> Path:
+    """The page of a suite's kind, for the installed SGLang and a model."""
+    of = "" if model == DEFAULT else f"-{model}"
+    return docs / f"{kind}-{targets.sglang_version()}{of}.md"
+
+
+def results_of(folder: Path, model: str) -> Path:
+    """The folder in which a model's results are kept, beside those of Gemma-4."""
+    found = folder if model == DEFAULT else folder / model
+    found.mkdir(parents=True, exist_ok=True)
+    return found
 
 
 def default_device() -> str:

@@ -95,3 +95,14 @@ def test_both_names_of_sglangs_method_are_replaced(sglang):
         pytest.skip("this SGLang's own method takes Gemma-4's experts")
     assert len(ours) == 2
     assert Method.forward_cpu is Method.forward_native is experts.forward_cpu
+
+
+def test_a_bias_is_loaded_as_its_weight_is(sglang):
+    """gpt-oss' experts have biases, which SGLang before 0.5.15 narrows in a dimension too much."""
+    weight, bias = torch.randn(E, HIDDEN, INNER), torch.randn(E, HIDDEN)
+    for loaded in (weight, bias):
+        parameter = torch.zeros_like(loaded)
+        size = loaded.shape[-1]
+        target, source = experts.narrowed(parameter, loaded, 0, 0, 2, size, True)
+        target.copy_(source)
+        assert torch.equal(parameter, loaded)

@@ -30,6 +30,18 @@ CASES = [
 pytestmark = [*ENGINE, pytest.mark.once("the toys are served on the newest release only")]
 
 
+def test_a_fault_on_gpt_oss_is_told(tmp_path):
+    """The answers of its healthy engine are compared below, with every tracer armed, too."""
+    name, backend = IN_CI
+    arguments = json.dumps({"attention_backend": backend, "log_level": "info"})
+    fault = {"G4DEBUG_FAULTS": "seed=1;early-swa-free=1*on"}
+    run = drive(tmp_path, str(DRIVER), name, arguments, **ARMED, **fault)
+    assert run.status != 0
+    first = min((record.finding for record in run.dumps), key=lambda f: f.location.step)
+    assert first.check in discovery.load("fault", "early-swa-free").caught_by
+    assert f"g4debug: {first.check}" in run.log
+
+
 @pytest.mark.parametrize(("name", "backend"), CASES)
 def test_it_is_served_armed_in_silence_and_its_tokens_are_right(name, backend, tmp_path):
     """Right: those of an engine without tracers, and those of transformers."""

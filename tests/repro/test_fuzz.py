@@ -138,7 +138,7 @@ def servers(fuzz, ran, monkeypatch):
     started = []
 
     def put(armed, bare):
-        def start(seed, with_tracers, folder):
+        def start(seed, with_tracers, folder, model):
             started.append(with_tracers)
             if with_tracers and armed == "finding":
                 dump(folder)

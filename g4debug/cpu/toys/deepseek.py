@@ -60,6 +60,7 @@ TOY = drawn(
         },
     },
     ends() | {n: d for i in range(LAYERS) for n, d in layer(f"model.layers.{i}").items()},
+    pool="mla",
     backends=("triton",),
     arguments={"attention_backend": "triton"},
 )

@@ -6,6 +6,7 @@ from g4debug.cpu.toy import Toy
 TOY = Toy(
     id="gemma-4",
     about="Gemma-4 and its MTP assistant: hybrid SWA pool, layers that share KV",
+    pool="swa",
     models=tiny_models,
     served="g4debug-tiny",
     # SGLang turns NEXTN into FROZEN_KV_MTP when the draft is a Gemma-4 assistant.

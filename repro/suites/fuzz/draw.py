@@ -1,8 +1,8 @@
 """Draws a healthy server and its traffic at random: the same for a seed, each time.
 
 Like every fuzzer, it finds by chance the cases that nobody thought of. It draws only servers that
-SGLang accepts for Gemma-4, and pools that can hold the requests, so that a server has no reason to
-stop or to stand.
+SGLang accepts for the model, and pools that can hold the requests, so that a server has no reason
+to stop or to stand.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from typing import Any
 
 from fastapi import HTTPException
 
+from g4debug import discovery
+from g4debug.cpu import toys
+from g4debug.cpu.server import DEFAULT
 from g4debug.hooking import targets
 from suites.healthy.workload import Client, require
 
@@ -28,21 +31,31 @@ GREEDY_WITH_MTP = targets.matches(">=0.5.14,<0.5.18")
 
 @dataclass(frozen=True)
 class Shape:
-    """A server. mtp: with FROZEN_KV_MTP. engine: arguments of ``sgl.Engine``."""
+    """A server. mtp: with FROZEN_KV_MTP. engine: arguments of ``sgl.Engine``. model: a toy."""
 
     mtp: bool
     engine: Mapping[str, Any]
+    model: str = DEFAULT
 
     @property
     def words(self) -> str:
         told = [f"{k}={v}" for k, v in self.engine.items() if v is not None]
-        return ", ".join(["MTP" if self.mtp else "no MTP", *told])
+        model = [] if self.model == DEFAULT else [self.model]
+        return ", ".join([*model, "MTP" if self.mtp else "no MTP", *told])
 
 
-def draw(seed: int) -> Shape:
-    """The server of a seed."""
-    dice = random.Random(seed)
+def model_of(seed: int) -> str:
+    """The model of a seed, where models are drawn, too."""
+    return random.Random(f"model {seed}").choice(discovery.names("toy"))
+
+
+def draw(seed: int, model: str = DEFAULT) -> Shape:
+    """The server of a seed with a model."""
+    dice, toy = random.Random(seed), toys.load(model)
     mtp, page = dice.random() < 0.7, dice.choice(PAGES)
+    mtp = mtp and bool(toy.draft)
+    if "triton" not in toy.backends:
+        page = 64
     total = dice.choice((1024, 2048, 4096, 8192))
     least = longest_prompt(total) + SWA_ROOM
     ratios = [r for r in (0.2, 0.3, 0.5, 0.8, 1.0) if total * r >= least]
@@ -54,6 +67,8 @@ def draw(seed: int) -> Shape:
         "chunked_prefill_size": dice.choice((64, 128, 256, 512, 2048)),
     }
     backend = "triton" if page != 64 else dice.choice(("trtllm_mha", "triton", "split"))
+    if len(toy.backends) == 1:
+        (backend,) = toy.backends
     if backend == "split":
         engine |= {
             "attention_backend": None,
@@ -83,7 +98,7 @@ def draw(seed: int) -> Shape:
         }
     if dice.random() < 0.15:
         engine["radix_eviction_policy"] = dice.choice(("lru", "lfu"))
-    return Shape(mtp, engine)
+    return Shape(mtp, engine, model)
 
 
 def longest_prompt(total: int) -> int:

@@ -19,11 +19,11 @@ from suites.healthy.workload import Client
 IDLE_SECONDS = 1.0  # at the end: when nothing runs, everything is counted
 
 
-def main(device: str, result: Path, seed: int) -> None:
+def main(device: str, result: Path, seed: int, model: str) -> None:
     from g4debug.cpu.server import engine_arguments
 
-    shape = draw(seed)
-    logs = {"log_level": "info", "decode_log_interval": 20}
+    shape = draw(seed, model)
+    logs = {"model": model, "log_level": "info", "decode_log_interval": 20}
     with running(engine_arguments(shape.mtp, **logs, **shape.engine)) as engine:
         client = Client(engine, f"fuzz-{seed}", result.with_suffix(".log"))
         engine.loop.run_until_complete(drive(client, shape, seed))

@@ -80,7 +80,7 @@ def checkers() -> tuple[str, ...]:
 def start(group: Group, armed: bool, folder: Path) -> Outcome:
     """Run the workloads of a group in a process of their own."""
     environ = {**group.environ, **(STRICT if group.strict else {})}
-    arguments = {"name": group.id}
+    arguments = {"name": group.id, "model": group.model}
     return launch("suites.healthy.variant", arguments, environ, armed, folder, TIMEOUT)
 
 
@@ -222,7 +222,7 @@ class Served:
     problem: str = ""
 
 
-def serve(minutes: float, folder: Path) -> Served:
+def serve(minutes: float, folder: Path, model: str) -> Served:
     """A real ``launch_server`` with every tracer, under load for some minutes."""
     from g4debug import cpu
     from g4debug.cpu import server
@@ -233,7 +233,8 @@ def serve(minutes: float, folder: Path) -> Served:
     forget(folder)
     environ = cpu.environment(os.environ) | tracing(folder) | STRICT
     port = server.free_port()
-    flags = server.command([*FLAGS, "--host=127.0.0.1", f"--port={port}"])[3:]  # of the module
+    mine = [*FLAGS, "--host=127.0.0.1", f"--port={port}"]
+    flags = server.command(mine, model=model)[3:]  # of the module
     command = child("suites.healthy.server", "cpu", folder / "server.json", {"flags": flags})
     url = f"http://127.0.0.1:{port}"
     try:

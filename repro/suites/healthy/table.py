@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from harness.pages import fill
 from harness.render import Block
 
+from g4debug.cpu import toys
+from g4debug.cpu.server import DEFAULT
 from suites.healthy.run import LEAK_STEPS, Done, Ran, Served, added, checkers
 
 
@@ -38,8 +41,18 @@ def _total(done: Done) -> int:
     return sum(done.checked.values())
 
 
-def markdown(runs: Sequence[Ran], served: Served | None) -> str:
-    """The whole page. The numbers differ a little from run to run."""
+def markdown(
+    runs: Sequence[Ran],
+    served: Served | None,
+    model: str = DEFAULT,
+    without: Mapping[str, str] = MappingProxyType({}),
+    not_run: Sequence[str] = (),
+) -> str:
+    """The whole page. The numbers differ a little from run to run.
+
+    without: the groups that the model cannot have, and why. not_run: those that it has, and that
+    did not run this time.
+    """
     real = [r for r in runs if not r.group.refused]
     return fill(
         Path(__file__).with_name("page.md.j2"),
@@ -51,6 +64,10 @@ def markdown(runs: Sequence[Ran], served: Served | None) -> str:
         limits=_said(real, lambda ran: ran.limits),
         checkers=checkers(),
         leak_steps=LEAK_STEPS,
+        model="" if model == DEFAULT else model,
+        drafts=bool(toys.load(model).draft),
+        without=without,
+        not_run=not_run,
         counted=_counted,
     )
 

@@ -24,12 +24,12 @@ IDLE_SECONDS = 0.5  # between two workloads: at idle, everything is counted and 
 LIMIT = 240.0  # seconds that one workload may take
 
 
-def main(device: str, result: Path, name: str) -> None:
+def main(device: str, result: Path, name: str, model: str) -> None:
     from g4debug.cpu.server import engine_arguments
 
-    group = group_of(name)
-    more = group.prepare(result.parent) if group.prepare is not None else {}
-    logs = {"log_level": "info", "decode_log_interval": 1}
+    group = group_of(name, model)
+    more = group.prepare(result.parent, model) if group.prepare is not None else {}
+    logs = {"model": model, "log_level": "info", "decode_log_interval": 1}
     found: dict[str, Any] = {}
     with running(engine_arguments(group.mtp, **{**logs, **group.engine, **more})) as engine:
         after = counts(of_one_rank())

@@ -14,6 +14,7 @@ from typing import Any
 
 from harness.engine import greedy
 
+from g4debug.cpu.server import DEFAULT
 from g4debug.hooking import targets
 
 Output = dict[str, Any]  # what SGLang's generate returns for one request
@@ -58,7 +59,9 @@ class Group:
     title: how the engine differs from others. engine: arguments of ``sgl.Engine``, beside the CPU
     engine's own. environ: environment variables of its processes. mtp: with FROZEN_KV_MTP.
     idle: tracers that have nothing to check on this engine, with the reason.
-    prepare: writes files for the engine into a folder, and returns more engine arguments.
+    model: the toy that is served. only: why no other model than Gemma-4 has it, '' if others do.
+    prepare: writes files for the engine and a model into a folder, and returns more engine
+    arguments.
     refused: SGLang's own message, because it cannot run this engine here. Then no workload
     runs, and the group passes if the log has this text.
     short: runs only where it is asked for by its name, as in a test.
@@ -73,7 +76,9 @@ class Group:
     environ: Mapping[str, str] = field(default_factory=dict)
     mtp: bool = True
     idle: Mapping[str, str] = field(default_factory=dict)
-    prepare: Callable[[Path], Mapping[str, Any]] | None = None
+    model: str = DEFAULT
+    only: str = ""
+    prepare: Callable[[Path, str], Mapping[str, Any]] | None = None
     refused: str = ""
     short: bool = False
     strict: bool = True

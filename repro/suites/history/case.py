@@ -10,6 +10,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from g4debug.cpu.server import DEFAULT
+from g4debug.cpu.toy import Toy
 from suites.healthy.workload import Client
 from suites.history import grades
 
@@ -72,6 +74,16 @@ class Case:
     gpu: str = ""
     innocent: bool = False
     seconds: float = 240.0
+
+    def without(self, toy: Toy) -> str:
+        """Why it cannot be met on a server of another model than Gemma-4; '' if it can."""
+        if toy.id == DEFAULT:
+            return ""
+        if self.gpu:
+            return f"no CPU can run it: {self.gpu}"
+        if self.mtp and not toy.draft:
+            return f"its server drafts, and {toy.id} has no draft here"
+        return "" if toy.pool == "swa" else f"it is a bug of a SWA pool, and {toy.id} has none here"
 
 
 def case(**declared: Any) -> Callable[[Drive], Case]:

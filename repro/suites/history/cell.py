@@ -15,6 +15,7 @@ from harness.processes import UP, Outcome, run_child
 from packaging.version import Version
 
 from g4debug import cpu
+from g4debug.cpu.server import DEFAULT
 from g4debug.dumps import reading
 from g4debug.findings.kinds import KINDS
 from g4debug.findings.record import TrapRecord
@@ -63,7 +64,7 @@ class Cell:
     grade: one of ``grades.py``. after: steps from the first trigger to the alarm, or to the
     end if there was none. said: what the tool said, or why the process died, in one line. wrong:
     answers that are not the right ones, of ``answers``; -1 where there are none to compare with.
-    device: "cpu" or "cuda"; where: the name of the GPU.
+    device: "cpu" or "cuda"; where: the name of the GPU. model: the toy that is served.
     """
 
     case: str
@@ -84,12 +85,14 @@ class Cell:
     outputs: dict[str, Any] = field(default_factory=dict)
     device: str = CPU
     where: str = ""
+    model: str = DEFAULT
 
     @property
     def id(self) -> str:
         """The name of its folder and of its result."""
         where = "" if self.device == CPU else f".{self.device}"
-        return f"{self.case}.{self.arm}.{self.tool}.{self.seed}{where}"
+        model = "" if self.model == DEFAULT else f"{self.model}."
+        return f"{model}{self.case}.{self.arm}.{self.tool}.{self.seed}{where}"
 
 
 PYTHONS: dict[str, Path] = {}  # release -> the Python that the user named for it
@@ -143,11 +146,12 @@ def run(cell: Cell, folder: Path, right: Mapping[str, Any]) -> Cell:
     folder.mkdir(parents=True, exist_ok=True)
     for old in (*folder.glob("truth-*.json"), *(folder / "dumps").glob("*.pt")):
         old.unlink()
+    model = {} if cell.model == DEFAULT else {"model": cell.model}
     more = tool.engine(side.release, case.mtp)
     ran = run_child(
         "cell",
         "suites.history.variant",
-        {"name": cell.case, "arm": cell.arm, "seed": cell.seed, "more": more},
+        {"name": cell.case, "arm": cell.arm, "seed": cell.seed, "more": {**model, **more}},
         environment(cell, folder),
         folder,
         case.seconds * tool.patience * (1.0 if on_cpu else gpu.PATIENCE),

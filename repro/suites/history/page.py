@@ -11,6 +11,7 @@ from typing import Any
 
 from harness.pages import fill
 
+from g4debug.cpu.server import DEFAULT
 from suites.history import across, picture, replays, reports, table
 from suites.history.across import Answer
 from suites.history.case import PUT_BACK, Arm, Case
@@ -30,19 +31,20 @@ FIRST = HERE / "first.json"  # what each tool said in the first run, and of whic
 
 def write(
     known: Mapping[str, Case],
-    found: Sequence[Row],
+    by_model: Mapping[str, Sequence[Row]],
     results: Path,
     cells: str,
     releases: Mapping[str, Mapping[str, Answer]],
 ) -> list[Path]:
     """The page, the picture, the cells, and the report of one finding of each case.
 
-    results: the folder with the runs and their dumps. cells: all of them, as text. releases: see
-    ``markdown``. Rows that ran for the first time are entered as such.
+    by_model: model -> its rows. results: the folder with the runs and their dumps. cells: all of
+    them, as text. releases: see ``markdown``. Rows that ran for the first time are entered as such.
     """
+    found = by_model[DEFAULT]
     first = _first(found)
     pages = reports.write(known, results, REPORTS)
-    PAGE.write_text(markdown(found, first, set(pages), releases))
+    PAGE.write_text(markdown(found, first, set(pages), releases, _others(by_model)))
     PICTURE.write_text(picture.svg(found))
     CELLS.write_text(cells)
     REPLAYS.write_text(replays.as_text(r for row in found for r in row.replays))
@@ -77,9 +79,11 @@ def markdown(
     first: Mapping[str, Any],
     reported: Collection[str] = (),
     releases: Mapping[str, Mapping[str, Answer]] = MappingProxyType({}),
+    others: Mapping[str, Sequence[Row]] = MappingProxyType({}),
 ) -> str:
     """reported: the cases that have a page with a finding. releases: case -> release -> whether
-    that release has the bug, from ``across.answers``; empty if no release was run."""
+    that release has the bug, from ``across.answers``; empty if no release was run. others: another
+    model -> the rows that ran on it."""
     ran = [r for r in found if r.ran]
     tools = table.columns(found)
     return fill(
@@ -98,10 +102,17 @@ def markdown(
         numbers={name: case.number for name, case in cases().items()},
         first=first,
         reported=reported,
+        others=others,
+        gemma={row.name: row for row in ran},
         bare=sum(not replay.truth for row in found for replay in row.replays),
         arm=_arm,
         cell=_cell,
     )
+
+
+def _others(by_model: Mapping[str, Sequence[Row]]) -> dict[str, list[Row]]:
+    """Model -> the rows that ran, of all models but Gemma-4."""
+    return {m: [r for r in rows if r.ran] for m, rows in by_model.items() if m != DEFAULT}
 
 
 def _totals(

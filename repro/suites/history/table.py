@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter as Tally
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from harness.render import Block
 from packaging.version import Version
 
+from g4debug.cpu.server import DEFAULT
 from suites.history import across, grades, replays
 from suites.history.case import CPU, CUDA, Case
 from suites.history.cell import BUGGY, FIXED, Cell
@@ -138,6 +139,16 @@ class Row:
     def good(self) -> bool:
         accused = any(e.false for t, e in self.entries.items() if TOOLS[t].ours)
         return not self.problem and not accused and replays.good(self.replays)
+
+
+def by_model(
+    known: Mapping[str, Case], cells: Collection[Cell], replayed: Iterable[Replay] = ()
+) -> dict[str, list[Row]]:
+    """Model -> its rows. The replays are of Gemma-4's runs."""
+    found = {DEFAULT: rows(known, [c for c in cells if c.model == DEFAULT], replayed)}
+    for model in sorted({c.model for c in cells} - {DEFAULT}):
+        found[model] = rows(known, [c for c in cells if c.model == model])
+    return found
 
 
 def rows(

@@ -28,7 +28,7 @@ IDLE_SECONDS = 1.0  # at the end: when nothing runs, SGLang counts and compares
 def main(
     device: str, result: Path, name: str, arm: str, seed: int, more: Mapping[str, Any]
 ) -> None:
-    """more: arguments of the engine that the tool asks for."""
+    """more: arguments of the engine that the tool asks for, and ``model``, a toy's name."""
     case = case_of(name)
     side = arm_of(case, arm)
     log = {"log_level": "info", "decode_log_interval": 1}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,8 +18,10 @@ from harness.processes import Outcome
 from harness.workload import without_mtp
 
 from g4debug import discovery
+from g4debug.cpu.server import DEFAULT
+from g4debug.cpu.toy import Toy
 from g4debug.dumps import reading
-from g4debug.faults.base import Fault
+from g4debug.faults.base import Asked, Fault
 from g4debug.settings import fix_switch
 
 REQUESTS, WAVES = 14, 2
@@ -98,6 +100,7 @@ class Clean:
     good: bool
     backend: str = ""
     mtp: bool = True
+    model: str = DEFAULT
 
     @property
     def on(self) -> str:
@@ -152,13 +155,16 @@ def run(
     backend: str = "",
     ranks: int = 1,
     mtp: bool = True,
+    model: str = DEFAULT,
 ) -> Outcome:
     """One run of the mixed workload in a process of its own.
 
-    backend: the attention backend, '' for trtllm_mha. ranks: tensor-parallel ranks; each is a
-    process with as much to do as a single one has.
+    backend: the attention backend, '' for the model's first. ranks: tensor-parallel ranks; each is
+    a process with as much to do as a single one has.
     """
-    arguments: dict[str, Any] = {"attention_backend": backend} if backend else {}
+    arguments: dict[str, Any] = {"model": model}
+    if backend:
+        arguments["attention_backend"] = backend
     if ranks > 1:
         arguments["tp_size"] = ranks
     if not mtp:
@@ -168,11 +174,12 @@ def run(
     )
 
 
-def run_clean(folder: Path, backend: str = "", mtp: bool = True) -> Clean:
-    """Without a fault. backend: the attention backend, '' for trtllm_mha."""
+def run_clean(folder: Path, backend: str = "", mtp: bool = True, model: str = DEFAULT) -> Clean:
+    """Without a fault. backend: the attention backend, '' for the model's first."""
     name = f"clean-{backend}" if backend else "clean"
     name += "" if mtp else "-plain"
-    plain = run(name, environment("", False, folder), folder, backend, mtp=mtp)
+    of: dict[str, Any] = {"mtp": mtp, "model": model}
+    plain = run(name, environment("", False, folder), folder, backend, **of)
     if not plain.completed:
         raise SystemExit(
             f"The run without a fault did not complete. The end of its log:\n{plain.text[-3000:]}"
@@ -180,7 +187,7 @@ def run_clean(folder: Path, backend: str = "", mtp: bool = True) -> Clean:
     outputs, accept = plain.result["outputs"], plain.result["accept_length"]
     seen = f"completes, {len(outputs)} requests, accept length {accept:.2f}"
     dumps = folder / f"{name}-armed-dumps"
-    armed = run(f"{name}-armed", environment("", True, dumps), folder, backend, mtp=mtp)
+    armed = run(f"{name}-armed", environment("", True, dumps), folder, backend, **of)
     bad = ""
     if not armed.completed:
         bad = "DID NOT COMPLETE"
@@ -189,7 +196,57 @@ def run_clean(folder: Path, backend: str = "", mtp: bool = True) -> Clean:
     elif armed.result["outputs"] != outputs:
         bad = "OTHER TOKENS"
     said = bad or "no finding, the same tokens"
-    return Clean(outputs, accept, seen, said, not bad, backend, mtp)
+    return Clean(outputs, accept, seen, said, not bad, backend, mtp, model)
+
+
+@dataclass(frozen=True)
+class Drill:
+    """A chain of a fault's. mtp: on a server that drafts. without: why the model cannot have it."""
+
+    fault: Fault
+    chain: str
+    mtp: bool = True
+    without: str = ""
+
+
+def drills(faults: Sequence[Fault], toy: Toy) -> list[Drill]:
+    """The drills of the faults on a model: those on a server that drafts come first.
+
+    A model without a draft has those that need none, and its decode where another one verifies.
+    """
+    if toy.draft:
+        found = [
+            Drill(f, chain, without=_without(f, chain, toy)) for f in faults for chain in f.drills
+        ]
+        plain = [(f, chain) for f in faults for chain in f.plain_drills]
+    else:
+        found = []
+        plain = [
+            (f, chain.replace("@runner=target", "").replace("target_verify", "decode"))
+            for f in faults
+            for chain in f.plain_drills or f.drills
+        ]
+    return found + [Drill(f, chain, False, _without(f, chain, toy)) for f, chain in plain]
+
+
+def _without(fault: Fault, chain: str, toy: Toy) -> str:
+    """Why the fault cannot fire so on a model, '' if it can."""
+    has = {
+        "a draft": bool(toy.draft),
+        "a SWA pool": toy.pool == "swa",
+        "page tables": "trtllm_mha" in toy.backends,
+    }
+    asked: list[Asked] = [] if fault.plain_drills else [*fault.asks]
+    if "@runner=draft" in chain:
+        asked.append("a draft")
+    if "*swa" in chain:
+        asked.append("a SWA pool")
+    missing = [what for what in dict.fromkeys(asked) if not has[what]]
+    if missing:
+        return f"it asks for {' and '.join(missing)}"
+    if fault.backend and fault.backend not in toy.backends:
+        return f"it strikes {fault.backend}, and the CPU engine serves it on {toy.backends[0]}"
+    return ""
 
 
 def row_of(fault: Fault, drill: str, clean: Clean) -> Row:
@@ -201,6 +258,7 @@ def run_drill(fault: Fault, drill: str, clean: Clean, folder: Path) -> Row:
     name = _file(row.name)
     faults = f"seed=1;{fault.id}={drill}"
     needs: dict[str, Any] = {"backend": fault.backend, "ranks": fault.ranks, "mtp": clean.mtp}
+    needs["model"] = clean.model
     bare = run(name, environment(faults, False, folder, fault.ranks), folder, **needs)
     row.seen = what_a_user_sees(bare, clean)
     dumps = folder / f"{name}-dumps"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from harness.pages import fill
 from harness.render import Block
 
 from g4debug import discovery
+from g4debug.cpu.server import DEFAULT
 from suites.matrix.drill import REQUESTS, WAVES, Clean, Row
 
 
@@ -35,12 +37,22 @@ def clean_block(clean: Clean) -> Block:
     return Block(f"no fault{clean.on}", clean.good, what)
 
 
-def markdown(clean: Sequence[Clean], rows: Iterable[Row]) -> str:
-    """The table with its legend. The numbers differ a little from run to run."""
+def markdown(
+    clean: Sequence[Clean],
+    rows: Iterable[Row],
+    model: str = DEFAULT,
+    without: Mapping[str, str] = MappingProxyType({}),
+) -> str:
+    """The table with its legend. The numbers differ a little from run to run.
+
+    without: the drills that the model cannot have, and why.
+    """
     return fill(
         Path(__file__).with_name("page.md.j2"),
         clean=clean,
         rows=rows,
+        model="" if model == DEFAULT else model,
+        without=without,
         tracers=discovery.names("tracer"),
         entry=entry,
         waves=WAVES,

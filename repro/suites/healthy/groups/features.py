@@ -15,8 +15,8 @@ from suites.healthy.workload import Client, finish, require, with_mtp, without_m
 RANK = 4
 
 
-def adapters(folder: Path) -> Mapping[str, Any]:
-    """Write two LoRA adapters for the toy model's attention, of random numbers."""
+def adapters(folder: Path, model: str) -> Mapping[str, Any]:
+    """Write two LoRA adapters for Gemma-4's attention, of random numbers."""
     import torch
     from safetensors.torch import save_file
 

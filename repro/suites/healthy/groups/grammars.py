@@ -23,8 +23,8 @@ SCHEMA = {
 REGEX = r"(SWA|FULL) page [1-9][0-9]{2,4}, freed in step [0-9]{3}"
 
 
-def byte_tokenizer(folder: Path) -> Mapping[str, Any]:
-    """Write a model: the toy with a token for each byte, in a vocabulary of the same size."""
+def byte_tokenizer(folder: Path, model: str) -> Mapping[str, Any]:
+    """Write a model: its toy with a token for each byte, in a vocabulary of the same size."""
     from tokenizers import (
         AddedToken,
         Tokenizer,
@@ -33,12 +33,13 @@ def byte_tokenizer(folder: Path) -> Mapping[str, Any]:
         pre_tokenizers,
     )
 
-    from g4debug.cpu.geometry import SPECIAL_TOKENS, TINY
-    from g4debug.cpu.models import tiny_models
+    from g4debug.cpu import toys
+    from g4debug.cpu.geometry import SPECIAL_TOKENS
+    from g4debug.cpu.toy import VOCAB
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = [*SPECIAL_TOKENS, *letters]
-    words += [f"unused{i}" for i in range(len(words), TINY.vocab)]
+    words += [f"unused{i}" for i in range(len(words), VOCAB)]
     made = Tokenizer(models.BPE({w: i for i, w in enumerate(words)}, []))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
@@ -46,7 +47,7 @@ def byte_tokenizer(folder: Path) -> Mapping[str, Any]:
     target = folder / "target"
     target.mkdir(exist_ok=True)
     made.save(str(target / "tokenizer.json"))
-    for file in tiny_models()[0].iterdir():  # the toy's weights, and all else
+    for file in toys.load(model).models()[0].iterdir():  # the toy's weights, and all else
         link = target / file.name
         if file.name != "tokenizer.json" and not link.exists():
             link.symlink_to(file)

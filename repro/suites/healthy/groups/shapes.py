@@ -72,7 +72,7 @@ async def reused(client: Client) -> None:
     client.note("prompt tokens from the prefix cache", sum(map(cached, found)), 0)
 
 
-def _moe(folder: Path) -> Mapping[str, Any]:
+def _moe(folder: Path, model: str) -> Mapping[str, Any]:
     from g4debug.cpu.geometry import TINY_MOE
     from g4debug.cpu.models import write
 
@@ -126,7 +126,9 @@ GROUPS = (
         refused="" if targets.matches("<0.5.18") else NO_AMX,
     ),
     with_mtp("bf16", "model and KV in bfloat16, MTP", (*ALL, shared_prefix), {"dtype": "bfloat16"}),
-    with_mtp("moe", "a model with experts, MTP", ALL, prepare=_moe),
+    with_mtp(
+        "moe", "a model with experts, MTP", ALL, prepare=_moe, only="it is Gemma-4 with experts"
+    ),
     without_mtp(
         "overlap",
         "overlap scheduling, no MTP",

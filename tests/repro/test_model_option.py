@@ -1,0 +1,161 @@
+"""``--model`` of the scripts: what a model cannot have is left out with its reason, and all else of
+the suites is there; Gemma-4's is as it was.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+from g4debug import discovery
+from g4debug.cpu import toys
+from g4debug.cpu.server import DEFAULT
+
+REPRO = Path(__file__).parents[2] / "repro"
+OTHERS = [name for name in discovery.names("toy") if name != DEFAULT]
+
+
+@pytest.fixture
+def suite(monkeypatch):
+    """``suite("matrix.drill")``: a module of the suites."""
+    pytest.importorskip("rich")
+    monkeypatch.syspath_prepend(str(REPRO))
+    return lambda name: importlib.import_module(f"suites.{name}")
+
+
+@pytest.fixture
+def faults():
+    return [discovery.load("fault", name) for name in discovery.names("fault")]
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_each_group_is_there_or_left_out_with_a_reason(suite, name):
+    groups, toy = suite("healthy.groups"), toys.load(name)
+    without, mine = groups.left_out(name), groups.groups(name)
+    assert all(without.values())
+    served = {n: g for n, g in groups.groups().items() if n not in without}
+    asked = [
+        len({g.engine.get("attention_backend")} - {None}) or len(toy.backends)
+        for g in served.values()
+    ]
+    assert len(mine) == sum(asked)
+    assert {g.engine["attention_backend"] for g in mine.values()} == set(toy.backends)
+    assert {g.model for g in mine.values()} == {name}
+    assert not any(g.refused for g in mine.values())
+    assert not any("MTP" in g.title for g in mine.values() if g.mtp)
+    assert groups.group_of("plain-no-radix", name) == mine["plain-no-radix"]
+    assert ("plain" in mine) == (name != "lfm2")  # which is served without a prefix cache
+
+
+def test_gemma_4_has_every_group(suite):
+    groups = suite("healthy.groups")
+    assert groups.left_out(DEFAULT) == {}
+    assert {group.model for group in groups.groups().values()} == {DEFAULT}
+
+
+def test_gemma_4_has_every_drill(suite, faults):
+    drill = suite("matrix.drill")
+    found = drill.drills(faults, toys.load(DEFAULT))
+    assert not any(d.without for d in found)
+    asked = [(f.id, c, True) for f in faults for c in f.drills]
+    asked += [(f.id, c, False) for f in faults for c in f.plain_drills]
+    assert [(d.fault.id, d.chain, d.mtp) for d in found] == asked
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_drill_that_a_model_cannot_have_says_why(suite, faults, name):
+    found = suite("matrix.drill").drills(faults, toys.load(name))
+    assert {d.fault.id for d in found} == {f.id for f in faults}
+    why = {f"{d.fault.id}={d.chain}": d.without for d in found}
+    assert why["bonus-token=1*on"] == "it asks for a draft"
+    assert why["sampled-token=1*on"] == why["double-free=1*on"] == ""
+    assert not any("target_verify" in d.chain for d in found if not d.without)
+    swa = [why[drill] for drill in ("kv-nan=1*swa", "early-swa-free=1*on")]
+    assert swa == ["" if name == "gpt-oss" else "it asks for a SWA pool"] * 2
+    told = why["page-oob=1*on@mode=decode"]
+    assert told == ("it asks for page tables" if name == "deepseek" else "")
+
+
+def test_a_case_that_a_model_cannot_have_says_why(suite):
+    cases = suite("history.cases").cases()
+    asked = {name: c.without(toys.load("gpt-oss")) for name, c in cases.items()}
+    assert not any(asked[c] for c in ("locked-prefix", "group-remap", "page-0-freed"))
+    assert asked["zero-accept"] == "its server drafts, and gpt-oss has no draft here"
+    assert all(c.without(toys.load("llama")) for c in cases.values())
+    assert not any(c.without(toys.load(DEFAULT)) for c in cases.values())
+
+
+def test_a_cell_of_another_model_has_a_name_of_its_own(suite):
+    cell = suite("history.cell")
+    usual, other = (
+        cell.Cell("page-0-freed", "buggy", "g4debug", 0, **more)
+        for more in ({}, {"model": "gpt-oss"})
+    )
+    assert usual.id == "page-0-freed.buggy.g4debug.0"
+    assert other.id == "gpt-oss.page-0-freed.buggy.g4debug.0"
+    text = cell.as_text([usual, other], ())
+    assert "model" not in text.splitlines()[0 if "gpt-oss" in text.splitlines()[1] else 1]
+    assert cell.from_text(text) == {usual.id: usual, other.id: other}
+
+
+def test_cells_of_another_model_are_in_no_row_of_gemma_4(suite):
+    cell, table, cases = suite("history.cell"), suite("history.table"), suite("history.cases")
+    cells = [
+        cell.Cell("page-0-freed", arm, tool, 0, reached=1, triggered=arm == "buggy", model=model)
+        for arm in ("buggy", "fixed")
+        for tool in ("nothing", "g4debug")
+        for model in (DEFAULT, "gpt-oss")
+    ]
+    by_model = table.by_model(cases.cases(), cells)
+    assert list(by_model) == [DEFAULT, "gpt-oss"]
+    for rows in by_model.values():
+        (row,) = (r for r in rows if r.ran)
+        assert row.truth.buggy.runs == 1
+        assert row.entries["g4debug"].seeds == 1
+    page = suite("history.page")
+    first: dict[str, dict[str, object]] = {}
+    alone = page.markdown(by_model[DEFAULT], first)
+    both = page.markdown(by_model[DEFAULT], first, others=page._others(by_model))
+    begin = both.index("## On gpt-oss")
+    end = both.index("\n## ", begin) + 1
+    assert both[:begin] + both[end:] == alone
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_server_is_drawn_for_a_model(suite, name):
+    draw, toy = suite("fuzz.draw"), toys.load(name)
+    assert {draw.model_of(seed) for seed in range(100)} == {*OTHERS, DEFAULT}
+    for seed in range(60):
+        shape = draw.draw(seed, name)
+        asked = {v for k, v in shape.engine.items() if k.endswith("attention_backend") and v}
+        assert asked <= set(toy.backends)
+        assert not shape.mtp
+        assert shape.words.startswith(f"{name}, no MTP")
+
+
+@pytest.mark.parametrize(
+    ("module", "options"),
+    [("soak", ["--device", "cuda"]), ("fuzz", ["--corrupt"]), ("history_suite", ["--replay"])],
+)
+def test_what_goes_with_no_other_model_is_refused(suite, monkeypatch, capsys, module, options):
+    monkeypatch.setattr("sys.argv", [module, "--model", "llama", *options])
+    with pytest.raises(SystemExit, match="2"):
+        importlib.import_module(module).main()
+    assert "--model llama: " in capsys.readouterr().err
+
+
+def test_a_group_that_a_model_has_not_is_refused_with_the_reason(suite, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["healthy", "--model", "llama", "--only", "moe"])
+    with pytest.raises(SystemExit, match="2"):
+        importlib.import_module("healthy").main()
+    assert "llama has no group 'moe': it is Gemma-4 with experts" in capsys.readouterr().err
+
+
+def test_the_pages_are_apart(suite, monkeypatch):
+    options = importlib.import_module("harness.options")
+    monkeypatch.setattr(options.targets, "sglang_version", lambda: "1.2")
+    assert options.page(Path("docs"), "healthy", DEFAULT) == Path("docs/healthy-1.2.md")
+    assert options.page(Path("docs"), "healthy", "llama") == Path("docs/healthy-1.2-llama.md")
+    assert options.results_of(Path("/tmp"), DEFAULT) == Path("/tmp")
