@@ -1,4 +1,4 @@
-"""Finds tracers, faults, fixes and toys by the names of their files. There is no list to edit.
+"""Finds tracers, faults, fixes, toys and drafts by the names of their files, with no list to edit.
 
 An item is one module (``faults/page_oob.py``) or one folder (``tracers/page_table/``, which is
 recognised by its ``tracer.py``). Its id is that name with ``-`` for ``_``. To list the names, no
@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal
 
-Noun = Literal["tracer", "fault", "fix", "toy"]
+Noun = Literal["tracer", "fault", "fix", "toy", "draft"]
 
 # The folders of each kind of item. Performance paths are fixes, but have a folder of their own.
 FOLDERS: Final[dict[Noun, tuple[str, ...]]] = {
@@ -25,6 +25,7 @@ FOLDERS: Final[dict[Noun, tuple[str, ...]]] = {
     "fault": ("g4debug.faults",),
     "fix": ("g4debug.fixes", "g4debug.fixes.paths"),
     "toy": ("g4debug.cpu.toys",),
+    "draft": ("g4debug.cpu.drafts",),
 }
 _OLDER: Final = "before_"
 # Modules in the same folders that are no items. Other rooms use them, so their names have no
@@ -50,7 +51,7 @@ def module_name(noun: Noun, name: str) -> str:
 
 
 def load(noun: Noun, name: str) -> Any:
-    """The declaration of an item: the module's ``TRACER``, ``FAULT``, ``FIX`` or ``TOY``.
+    """The declaration of an item: the module's ``TRACER``, ``FAULT``, ``FIX``, ``TOY``, ``DRAFT``.
 
     Raises AttributeError if the module does not declare it, and ValueError if the id that it
     declares differs from its file name. Both are mistakes of the item's author.

@@ -38,7 +38,9 @@ def judge_diagnosed(run: Outcome) -> str:
     seen = ended(run)
     if path := dump_path(run):
         raise Bad(f"A tracer has a finding, though nothing is corrupted: {path}.")
-    return f"{seen} No tracer has a finding, because nothing is corrupted: TRIAGE.md, 8, has the why."
+    return (
+        f"{seen} No tracer has a finding, because nothing is corrupted: TRIAGE.md, 8, has the why."
+    )
 
 
 def cpu(requests: int | None) -> Workload:

@@ -6,10 +6,11 @@ other layer ``kv_indptr`` and ``kv_indices``. With a SWA pool the window's entri
 of that pool in every release.
 
 How many tokens of each row are listed depends on the mode, and on what the backend was told when
-it built the metadata: a prefill lists its prefix, a decode the whole sequence, a verify the
-sequence without the draft's tokens, and a step of a multi-step draft (EAGLE) also what that draft
-has made so far. So it is noted when the metadata are built: which rows, how long, which window. In
-a CUDA graph these are static buffers, which SGLang fills in before each replay.
+it built the metadata: a prefill lists its prefix, and so does the extend of a draft (EAGLE) in each
+verify step; a decode the whole sequence, a verify the sequence without the draft's tokens, and a
+step of a multi-step draft also what that draft has made so far. So it is noted when the metadata
+are built: which rows, how long, which window. In a CUDA graph these are static buffers, which
+SGLang fills in before each replay.
 """
 
 from __future__ import annotations
@@ -181,8 +182,10 @@ class Triton(ListAdapter):
                     why = "with more than one branch its lists are not those of a request"
                 why = why and f"a multi-step draft: {why}"
         elif not mode.is_target_verify():
+            # A draft extend is listed as a prefill is: the sequence before its own tokens.
             lengths = getattr(batch, "extend_prefix_lens", None)
-            if captured or mode.name.startswith("DRAFT_EXTEND"):
+            extends = mode.name.startswith("DRAFT_EXTEND")
+            if captured or (extends and not targets.lists_draft_extend()):
                 lengths = None
                 why = "a draft with KV of its own, or a mode in a CUDA graph, that was never run"
             elif lengths is None:

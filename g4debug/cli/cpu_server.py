@@ -25,17 +25,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "flag of sglang.launch_server; it wins over the default. With --model-path your\n"
         "model takes the place of the toy, and MTP is off unless you ask for it.\n"
         "\n"
-        "The toys:\n" + "\n".join(_toys())
+        "The toys:\n" + "\n".join(_about("toy")) + "\n\n"
+        "The drafts:\n" + "\n".join(_about("draft"))
     )
     parser.add_argument(
         "--model", metavar="TOY", help="a toy from the list above, or as --model-path"
     )
+    parser.add_argument(
+        "--draft", metavar="DRAFT", help="a draft from the list above, for a toy that it names"
+    )
     parser.add_argument("--no-mtp", action="store_true", help="serve without the MTP assistant")
 
 
-def _toys() -> Iterator[str]:
-    for name in discovery.names("toy"):
-        yield f"  {name:<12}{discovery.load('toy', name).about}"
+def _about(noun: discovery.Noun) -> Iterator[str]:
+    for name in discovery.names(noun):
+        found = discovery.load(noun, name)
+        targets = getattr(found, "targets", ())
+        yield f"  {name:<12}{found.about}" + (f" (for {', '.join(targets)})" if targets else "")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -53,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         model, flags = _model(args.model), list(args.rest)
         if model is None:
             flags = [f"--model-path={args.model}", *flags]
-        command = server.command(flags, not args.no_mtp, model or server.DEFAULT)
+        command = server.command(flags, not args.no_mtp, model or server.DEFAULT, args.draft)
     except cpu.CpuEngineError as error:
         print(error, file=sys.stderr)
         return 2

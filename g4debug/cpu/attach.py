@@ -21,15 +21,18 @@ from g4debug.cpu import (
     flashinfer_init,
     grammar_mask,
     kv_copy,
+    ngram_tree,
     on_import,
     open_port,
     pinned,
+    server_overlap,
     short_conv,
     sm100,
     softcap,
     streams,
     thread_binding,
     token_attention,
+    tree_mask,
     verify_greedy,
 )
 from g4debug.cpu.error import CpuEngineError
@@ -64,7 +67,7 @@ class StandIn:
 def _never_called(name: str) -> Callable[..., None]:
     def refuse(*_args: object, **_kwargs: object) -> None:
         raise NotImplementedError(
-            f"sgl_kernel.{name}: SGLang called it, which FROZEN_KV_MTP with one draft path does "
+            f"sgl_kernel.{name}: SGLang called it, which a draft with one path does "
             "not need, and the CPU engine has no stand-in for it. Use speculative_eagle_topk=1, "
             "or add a stand-in to g4debug/cpu."
         )
@@ -240,20 +243,46 @@ TABLE: Final[tuple[StandIn, ...]] = (
         {".entrypoints.http_server:_freeze_gc_after_server_warmup": ">=0.5.18"},
         wraps=True,
     ),
+    *_at(
+        tree_mask.full,
+        "SGLang's tree mask for CPUs is the one of a kernel for AMX; triton reads the one for GPUs",
+        {
+            f".{module}:default_tree_mask_mode": ">=0.5.23"
+            for module in (
+                "layers.attention.verify_mask",
+                "speculative.eagle_worker_v2",
+                "speculative.standalone_worker_v2",
+            )
+        },
+        wraps=True,
+    ),
+    *_at(
+        tree_mask.full_of_ngram,
+        "NGRAM has the same two tree masks, and decides between them by this",
+        {".speculative.ngram_worker:_is_cpu": ">=0.5.23"},
+        wraps=True,
+    ),
+    *_at(
+        server_overlap.kept,
+        "SGLang switches overlap scheduling off on a CPU for all drafts but FROZEN_KV_MTP",
+        {".arg_groups.speculative_hook:_disable_overlap_schedule_for_cpu": ">=0.5.23"},
+    ),
     _kernel("build_tree_kernel_efficient_cpu", draft_tree.build_tree, _CALLED),
     _kernel("verify_tree_greedy_cpu", verify_greedy.verify_tree_greedy_cpu, _CALLED),
     _kernel("assign_req_to_token_pool_cpu", cache_locs.write, _CALLED),
     _kernel("assign_extend_cache_locs_cpu", cache_locs.read, _CALLED),
     _kernel("fill_bonus_tokens_cpu", bonus_tokens.fill, _CALLED),
-    _kernel("copy_all_layer_kv_cache_cpu", kv_copy.copy, _CALLED),
-    *(
-        _kernel(name, _never_called(name), _IMPORTED)
-        for name in (
-            "assign_draft_cache_locs_contiguous_cpu",
-            "fill_accept_out_cache_loc_cpu",
-            "rotate_input_ids_cpu",
-        )
+    StandIn(
+        f"{SGL_KERNEL}.speculative",
+        "reconstruct_indices_from_tree_mask",
+        ngram_tree.reconstruct,
+        "NGRAM calls it, and SGLang imports it with NGRAM's worker",
+        ">=0.5.23",
     ),
+    _kernel("copy_all_layer_kv_cache_cpu", kv_copy.copy, _CALLED),
+    _kernel("assign_draft_cache_locs_contiguous_cpu", cache_locs.draft, _CALLED),
+    _kernel("fill_accept_out_cache_loc_cpu", cache_locs.accepted, _CALLED),
+    _kernel("rotate_input_ids_cpu", _never_called("rotate_input_ids_cpu"), _IMPORTED),
 )
 
 _installed = False
@@ -273,20 +302,20 @@ def install() -> None:
     for stand_in in stand_ins:
         if stand_in.wraps:
             on_import.when_imported(stand_in.module, functools.partial(_attach, stand_in))
-        elif stand_in.module != SGL_KERNEL:
+        elif not stand_in.module.startswith(SGL_KERNEL):
             _attach(stand_in)
     _installed = True
     names = ", ".join(dict.fromkeys(s.path for s in stand_ins))
     log.warning("g4debug: CPU engine, with stand-ins for CUDA kernels in force: %s", names)
 
 
-def kernel(name: str) -> object:
+def kernel(name: str, module: str = SGL_KERNEL) -> object:
     """The stand-in for `sgl_kernel.NAME`. AttributeError if the table has none."""
     for stand_in in for_this_release():
-        if (stand_in.module, stand_in.path) == (SGL_KERNEL, name):
+        if (stand_in.module, stand_in.path) == (module, name):
             return stand_in.replacement
     raise AttributeError(
-        f"sgl_kernel.{name} is a kernel of a wheel for CUDA, and the CPU engine has no stand-in "
+        f"{module}.{name} is a kernel of a wheel for CUDA, and the CPU engine has no stand-in "
         f"for it on SGLang {targets.sglang_version()}. If SGLang really needs it on a CPU, add it "
         "to TABLE in g4debug/cpu/attach.py."
     )

@@ -7,6 +7,10 @@ are the positions that count; their slots stand in `slots` one request after ano
 
 They are needed because SGLang up to 0.5.15 has no branch for a CPU here (it would return None), and
 because from 0.5.18 on its branch calls kernels of sgl_kernel that are not installed.
+
+``accepted`` gives the slots of the accepted drafts, which are moved to the front where they were a
+tree. ``draft`` gives the slots of a draft that writes KV. With pages of one token it may have
+several paths; with larger ones SGLang gives each path pages of its own by Triton kernels.
 """
 
 from __future__ import annotations
@@ -63,3 +67,29 @@ def extend(
         req_pool_indices, req_to_token, start_offset, end_offset, slots, req_to_token.shape[1]
     )  # fmt: skip
     return slots
+
+
+def draft(
+    rows: torch.Tensor,
+    req_to_token: torch.Tensor,
+    seq_lens: torch.Tensor,
+    slots: torch.Tensor,
+    width: int,
+    topk: int,
+    columns: int,
+) -> None:
+    """Read the next ``topk * columns`` slots of each request (`assign_draft_cache_locs_contiguous`)
+
+    They stand behind its ``seq_lens`` tokens, and go into `slots`, `[bs * topk * columns]`.
+    """
+    read(rows, req_to_token, seq_lens, seq_lens + topk * columns, slots, width)
+
+
+def accepted(index: torch.Tensor, slots: torch.Tensor, found: torch.Tensor) -> None:
+    """Write the slot of each accepted token, one behind the other (`fill_accept_out_cache_loc`).
+
+    index: `[bs, depth]`, the place in `slots` of each, or -1. What is left of `found` stays.
+    """
+    flat = index.reshape(-1)
+    taken = slots[flat[flat >= 0].long()]
+    found[: len(taken)] = taken.to(found)

@@ -54,7 +54,7 @@ def build_tree(
     for b, prefix in enumerate(seq_lens.tolist()):
         parent = _parent_nodes(parents[b].tolist(), selected[b].tolist(), topk)
         ancestors = _ancestor_rows(parent)
-        next_token, next_sibling = _links(parent)
+        next_token, next_sibling = links(parent)
         base = b * draft_tokens
         rows = torch.tensor(ancestors, dtype=torch.bool)
         device = positions.device
@@ -98,11 +98,12 @@ def _ancestor_rows(parent: list[int]) -> list[list[bool]]:
     return rows
 
 
-def _links(parent: list[int]) -> tuple[list[int], list[int]]:
+def links(parent: list[int]) -> tuple[list[int], list[int]]:
     """The first child and the next sibling of each node, in node order; -1 for none."""
     first = [-1] * len(parent)
     sibling = [-1] * len(parent)
-    for node in range(len(parent) - 1, 0, -1):
-        sibling[node] = first[parent[node]]
-        first[parent[node]] = node
+    for node in range(len(parent) - 1, -1, -1):
+        if parent[node] >= 0:
+            sibling[node] = first[parent[node]]
+            first[parent[node]] = node
     return first, sibling

@@ -35,6 +35,7 @@ def init_backend(
 ) -> None:
     self.skip_prefill = skip_prefill
     self.forward_metadata = None
+    self.max_context_len = model_runner.model_config.context_len  # for a draft of several steps
     # trtllm_mha reads the rest from its parent, each release more of it than the one before:
     # 0.5.12 none, 0.5.13 the pools, 0.5.14 the SWA pool that FROZEN_KV_MTP's draft reads, 0.5.18
     # how the cache is quantized, 0.5.21 the translator.

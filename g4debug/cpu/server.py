@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from g4debug.cpu import CpuEngineError, toys
+from g4debug.cpu import CpuEngineError, drafts, toys
 from g4debug.hooking import targets
 
 # With these SGLang runs trtllm_mha and FROZEN_KV_MTP on a CPU, with little memory.
@@ -47,17 +47,28 @@ def backend_for(page: int) -> str:
 
 
 def server_arguments(
-    model_dirs: tuple[Path, ...], mtp: bool = True, model: str = DEFAULT, **overrides: Any
+    model_dirs: tuple[Path, ...],
+    mtp: bool = True,
+    model: str = DEFAULT,
+    draft: str | None = None,
+    **overrides: Any,
 ) -> dict[str, Any]:
     """ServerArgs of SGLang for `(target, draft)` of a toy, or for a target alone.
 
-    mtp: with its draft, if it has one. An override of None removes the argument.
+    mtp: with its own draft, if it has one. draft: the name of another one (:mod:`drafts`), which
+    takes its place. An override of None removes the argument.
     """
     toy = toys.load(model)
-    target, *drafts = model_dirs
+    target, *folders = model_dirs
     arguments = {"model_path": str(target), **_base(), **toy.arguments}
-    if mtp and drafts:
-        arguments |= {**toy.draft, "speculative_draft_model_path": str(drafts[0])}
+    asked: Mapping[str, Any] = toy.draft if mtp and folders else {}
+    if draft is not None:
+        chosen = drafts.load(draft, model)
+        asked = {"speculative_algorithm": draft.upper(), **chosen.arguments}
+        folders = [*chosen.models()]
+    arguments |= asked
+    if asked and folders:
+        arguments["speculative_draft_model_path"] = str(folders[0])
     arguments |= overrides
     return {name: value for name, value in arguments.items() if value is not None}
 
@@ -70,22 +81,32 @@ def _base() -> dict[str, Any]:
 def engine_arguments(mtp: bool = True, **overrides: Any) -> dict[str, Any]:
     """Keyword arguments of `sgl.Engine` on a toy: deterministic and quiet.
 
-    ``model`` among the overrides is the toy's name.
+    ``model`` among the overrides is the toy's name, ``draft`` its draft's.
     """
     model = overrides.pop("model", DEFAULT)
     overrides = {"log_level": "warning", **overrides}
     return server_arguments(toys.load(model).models(), mtp, model, **overrides)
 
 
-def command(user_flags: Sequence[str] = (), mtp: bool = True, model: str = DEFAULT) -> list[str]:
+def command(
+    user_flags: Sequence[str] = (),
+    mtp: bool = True,
+    model: str = DEFAULT,
+    draft: str | None = None,
+) -> list[str]:
     """`python -m sglang.launch_server ...` with the user's flags, and defaults for all others."""
     given = {flag.split("=")[0].lstrip("-").replace("-", "_") for flag in user_flags}
     if "model_path" in given:
         # A toy's draft fits only its own target.
+        if draft is not None:
+            raise CpuEngineError(
+                f"CPU server: got the draft {draft!r} and --model-path, expected a toy; the draft "
+                "of another model is given by --speculative-draft-model-path."
+            )
         arguments = _base()
     else:
         toy = toys.load(model)
-        arguments = server_arguments(toy.models(), mtp, model, served_model_name=toy.served)
+        arguments = server_arguments(toy.models(), mtp, model, draft, served_model_name=toy.served)
     flags = [
         part
         for name, value in arguments.items()

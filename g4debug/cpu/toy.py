@@ -1,7 +1,8 @@
 """A toy of another model than Gemma-4: its config, and weights that are drawn by their names.
 
 The weights are random: no toy has learned anything. They are chosen so that each answer depends on
-the whole context, and on which key a head attends to: a wrong page gives other tokens.
+the whole context, and on which key a head attends to: a wrong page gives other tokens. A draft has
+some of the target's weights, so that it guesses better than by chance.
 """
 
 from __future__ import annotations
@@ -49,13 +50,17 @@ CONFIG: Final[Mapping[str, Any]] = {
 class Draw:
     """How a tensor is drawn: normally distributed.
 
-    `rounded`: to bfloat16, in which SGLang keeps it on one of two backends.
+    `rounded`: to bfloat16, in which SGLang keeps it on one of two backends. `like`: the name of a
+    tensor with the same numbers, '' for none. `passes`: 1 is added to the diagonal, so that it
+    passes on the beginning of what it is given.
     """
 
     shape: tuple[int, ...]
     std: float
     mean: float = 0.0
     rounded: bool = False
+    like: str = ""
+    passes: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,36 @@ class Toy:
     draft: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Draft:
+    """A draft for a toy. `id`: its file's name.
+
+    `arguments` are SGLang's, beside the algorithm, which has the draft's name. `models` writes its
+    checkpoint, once, and returns the folder; a draft that needs none returns nothing. `targets`:
+    the toys with which it was run.
+    """
+
+    id: str
+    about: str
+    arguments: Mapping[str, Any]
+    models: Callable[[], tuple[Path, ...]] = tuple
+    targets: tuple[str, ...] = ("llama",)
+
+
+CHAIN: Final[Mapping[str, Any]] = {
+    "speculative_num_steps": 3,
+    "speculative_eagle_topk": 1,
+    "speculative_num_draft_tokens": 4,
+}
+
+
+def drawn_draft(
+    id: str, about: str, config: Mapping[str, Any], weights: Mapping[str, Draw], **more: Any
+) -> Draft:
+    """A draft with one path, whose weights are drawn. config: what it adds to ``CONFIG``."""
+    return Draft(id, about, CHAIN, _writer(f"draft-{id}", config, weights), **more)
+
+
 def drawn(
     id: str,
     about: str,
@@ -86,11 +121,17 @@ def drawn(
     **more: Any,
 ) -> Toy:
     """A toy without a draft, whose weights are drawn. config: what it adds to ``CONFIG``."""
+    return Toy(id, about, pool, _writer(id, config, weights), f"g4debug-{id}", **more)
+
+
+def _writer(
+    name: str, config: Mapping[str, Any], weights: Mapping[str, Draw]
+) -> Callable[[], tuple[Path, ...]]:
     whole = {**CONFIG, **config}
     stamp = {"config": whole, "weights": {name: [*_plain(d)] for name, d in weights.items()}}
 
     def write() -> tuple[Path, ...]:
-        folder = models.kept() / id
+        folder = models.kept() / name
         models.write_once(
             folder,
             stamp,
@@ -98,7 +139,7 @@ def drawn(
         )
         return (folder / "target",)
 
-    return Toy(id, about, pool, write, f"g4debug-{id}", **more)
+    return write
 
 
 def _plain(draw: Draw) -> Iterator[Any]:
@@ -112,8 +153,11 @@ def _numbers(weights: Mapping[str, Draw]) -> Iterator[tuple[str, Any]]:
     import torch
 
     for name, draw in weights.items():
-        generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+        seed = zlib.crc32((draw.like or name).encode())
+        generator = torch.Generator().manual_seed(seed)
         tensor = torch.randn(*draw.shape, generator=generator) * draw.std + draw.mean
+        if draw.passes:
+            tensor.diagonal().add_(1)
         yield name, tensor.bfloat16().float() if draw.rounded else tensor
 
 

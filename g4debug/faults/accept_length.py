@@ -21,7 +21,11 @@ def impossible(action: Action, worker: Any) -> int:
 def install(injection: Injection) -> None:
     @put(injection.after, "forward")
     def after_forward(result: Any, worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        known = speculation.of(batch) is not None and result.accept_lens is not None
+        mode = batch.forward_mode
+        verified = result.accept_lens is not None and (
+            mode.is_target_verify() or not mode.is_extend()
+        )
+        known = speculation.of(batch) is not None and verified
         live = survivors(batch) if known else []
         action = injection.fire() if live else None
         if action is not None:

@@ -17,8 +17,14 @@ def change(injection: Injection, batch: Any) -> None:
     if not rows or injection.fire() is None:
         return
     (row, _, who), spec = one_of(injection, batch, rows), batch.spec_info
-    token = int(spec.bonus_tokens[row])
-    spec.bonus_tokens = changed(spec.bonus_tokens, row, token - 1 if token else 1)
+    lens = getattr(spec, "accept_lens", None)
+    if lens is None:
+        token = int(spec.bonus_tokens[row])
+        spec.bonus_tokens = changed(spec.bonus_tokens, row, token - 1 if token else 1)
+    else:  # the draft reads all tokens that the last verify accepted
+        at = row * (len(spec.accept_tokens) // len(lens)) + int(lens[row]) - 1
+        token = int(spec.accept_tokens[at])
+        spec.accept_tokens = changed(spec.accept_tokens, at, token - 1 if token else 1)
     injection.log(f"{who}: another bonus token")
 
 

@@ -13,12 +13,16 @@ from g4debug.faults.base import Fault, Injection
 
 def install(injection: Injection) -> None:
     @put(injection.around, "draft_extend")
-    def around_extend(call_next: Any, worker: Any, batch: Any, result: Any) -> None:
+    def around_extend(
+        call_next: Any, worker: Any, batch: Any, result: Any, *args: Any, **kwargs: Any
+    ) -> None:
         was = result.next_draft_input
-        call_next(worker, batch, result)
+        call_next(worker, batch, result, *args, **kwargs)
         rows = survivors(batch)
         if rows and injection.fire() is not None:
-            new, result.next_draft_input = result.next_draft_input, was
+            new = result.next_draft_input
+            # A draft with KV of its own fills what the verify made, and ran on another object.
+            result.next_draft_input = was = batch.spec_info if new is was else was
             kinds = f"{type(was).__name__} in place of {type(new).__name__}"
             injection.log(f"{kinds}, {len(rows)} requests")
 

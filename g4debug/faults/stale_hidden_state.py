@@ -27,7 +27,7 @@ class Old:
 
     def swap(self, spec: Any) -> None:
         """Keep this step's hidden states, and put the last step's in their place if it fires."""
-        fresh, old = spec.hidden_states, self.kept
+        fresh, old = getattr(spec, "hidden_states", None), self.kept
         if fresh is None:
             return
         self.kept = fresh.clone()
@@ -49,7 +49,9 @@ def install(injection: Injection) -> None:
     seed, draft = Old(injection, "on"), Old(injection, "draft")
 
     @put(injection.before, "draft_extend")
-    def before_draft_extend(worker: Any, batch: Any, result: Any) -> None:
+    def before_draft_extend(
+        worker: Any, batch: Any, result: Any, *args: Any, **kwargs: Any
+    ) -> None:
         if survivors(batch):
             seed.swap(result.logits_output)
 

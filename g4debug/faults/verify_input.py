@@ -30,19 +30,22 @@ def another(tensor: torch.Tensor, at: int) -> torch.Tensor:
 
 def install(injection: Injection) -> None:
     @put(injection.after, "draft")
-    def after_draft(made: Any, worker: Any, batch: Any) -> Any:
-        rows = survivors(batch) if decodes(batch) else []
+    def after_draft(result: Any, worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        # A draft may leave what it has made on the batch, which then is a verify.
+        made = batch.spec_info if result is None else result
+        drafts = decodes(batch) or batch.forward_mode.is_target_verify()
+        rows = survivors(batch) if drafts else []
         if not rows or (asks_for(injection, "rows") and len(rows) < 2):
-            return made
+            return result
         action = injection.fire()
         if action is None:
-            return made
+            return result
         width = made.draft_token_num
         if action.task == "rows":
             a, b = sorted(injection.random.sample(rows, 2))
             made.draft_token = exchanged(made.draft_token, a, b, width)
             injection.log(f"rows: the draft's tokens of rows {a} and {b} exchanged")
-            return made
+            return result
         row, _, who = one_of(injection, batch, rows)
         if action.task == "positions":
             made.positions = made.positions.clone()
@@ -52,7 +55,7 @@ def install(injection: Injection) -> None:
             at = row * width + (width - 1 if action.task == "draft" else 0)
             made.draft_token = another(made.draft_token, at)
             injection.log(f"{action.task}: {who}: another token")
-        return made
+        return result
 
 
 FAULT = Fault(

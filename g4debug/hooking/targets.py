@@ -32,6 +32,8 @@ _WORKER = "speculative.frozen_kv_mtp_worker.FrozenKVMTPWorker"
 _WORKER_V2 = "speculative.frozen_kv_mtp_worker_v2.FrozenKVMTPWorkerV2"
 _DRAFT_V2 = "speculative.frozen_kv_mtp_worker_v2.FrozenKVMTPDraftWorker"
 _EAGLE_V2 = "speculative.eagle_worker_v2.EAGLEWorkerV2"
+_EAGLE_DRAFT = "speculative.eagle_worker_v2.EagleDraftWorker"
+_NGRAM = "speculative.ngram_worker.NGRAMWorker"
 _EAGLE_UTILS = "speculative.eagle_utils"
 _FUTURE = "managers.overlap_utils.FutureMap"
 _BATCH = "managers.schedule_batch.ScheduleBatch"
@@ -223,6 +225,12 @@ _PLACES: dict[str, str | Places] = {
     "worker.select_extended": _until("0.5.14", f"{_WORKER}._select_last_extend_hidden"),
     "worker.target_extend": _until("0.5.14", f"{_WORKER}.forward_target_extend"),
     "worker.draft_extend": _since("0.5.14", f"{_DRAFT_V2}._draft_extend_for_decode"),
+    # The same of EAGLE, EAGLE3 and STANDALONE, which are known since they were run.
+    "eagle.forward": _since("0.5.23", f"{_EAGLE_V2}.forward_batch_generation"),
+    "eagle.draft": _since("0.5.23", f"{_EAGLE_DRAFT}.draft"),
+    "eagle.draft_extend": _since("0.5.23", f"{_EAGLE_DRAFT}._draft_extend_for_decode"),
+    "ngram.forward": _since("0.5.23", f"{_NGRAM}.forward_batch_generation"),
+    "ngram.draft": _since("0.5.23", f"{_NGRAM}._prepare_for_speculative_decoding"),
     # Takes the tokens of a forward by rows: the first that reads these, without overlap, too.
     "future.inputs": _since("0.5.14", "managers.scheduler.resolve_forward_inputs"),
     "future.resolve_lens": _since("0.5.14", f"{_FUTURE}.resolve_seq_lens_cpu"),
@@ -399,6 +407,7 @@ ARGUMENTS: dict[str, str] = {
     "enable_flexkv": ">=0.5.18",
     "enable_unified_cache_external_linker": ">=0.5.21",
     "attn_dp_size": ">=0.5.23",
+    "speculative_adaptive": ">=0.5.23",
 }  # fmt: skip
 
 # Where each tracer was run on each release: armed in real engines, on healthy servers and against
@@ -496,6 +505,14 @@ def matches(specifier: str, installed: Version | None = None) -> bool:
     )
 
 
+def is_for(releases: str) -> bool:
+    """True if what is declared for these releases is for the installed one.
+
+    ``releases`` is a specifier as of :func:`matches`; '' is for all. Without SGLang all is.
+    """
+    return not releases or sglang_version() is None or matches(releases)
+
+
 def not_run(tracers: Iterable[str], cpu_engine: bool, gpu: str = "") -> tuple[str, ...]:
     """The tracers among ``tracers`` that were not run on the installed SGLang, in the order given.
 
@@ -575,6 +592,11 @@ def counts_with_result() -> bool:
 def clears_draft_places() -> bool:
     """True if a draft that writes no KV is given no ``out_cache_loc`` (upstream's #29616)."""
     return matches(">=0.5.15")
+
+
+def lists_draft_extend() -> bool:
+    """True if a draft that extends its KV was seen to hand triton's kernels lists of its prefix."""
+    return matches(">=0.5.23")
 
 
 def layer_tail_is_apart() -> bool:

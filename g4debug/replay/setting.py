@@ -123,7 +123,8 @@ def setting_of(record: TrapRecord, on: Tape, recording: Recording) -> Setting:
             f"{', '.join(RELEASES)} only"
         )
     algorithm = facts.get("speculative_algorithm")
-    if algorithm is not None and algorithm not in {a.name for a in speculation.adapters()}:
+    replayed = {a.name for a in speculation.adapters() if a.replayed}
+    if algorithm is not None and algorithm not in replayed:
         raise CannotReplay(f"the speculative algorithm {algorithm} was never replayed")
     if (facts.get("speculative_eagle_topk") or 1) != 1:
         raise CannotReplay("several draft paths (speculative_eagle_topk) were never replayed")

@@ -11,16 +11,18 @@ import pkgutil
 from functools import cache
 from typing import Any
 
+from g4debug.hooking import targets
 from g4debug.hooking.older import older_module
-from g4debug.speculation.base import Adapter
+from g4debug.speculation.base import Adapter as Adapter
 
 
 @cache
 def adapters() -> tuple[Adapter, ...]:
-    """All adapters, by the names of their files, as the installed SGLang has them."""
+    """The adapters for the installed SGLang, by the names of their files."""
     names = sorted(f"{__name__}.{m.name}" for m in pkgutil.iter_modules(__path__) if not m.ispkg)
     modules = [older_module(name) or importlib.import_module(name) for name in names]
-    return tuple(module.ADAPTER for module in modules if hasattr(module, "ADAPTER"))
+    found = [module.ADAPTER for module in modules if hasattr(module, "ADAPTER")]
+    return tuple(adapter for adapter in found if targets.is_for(adapter.releases))
 
 
 def adapter(name: str) -> Adapter:
@@ -50,7 +52,7 @@ def is_plain(holder: Any) -> bool:
 def draft_reads_target_kv(holder: Any) -> bool:
     """True if the draft has no KV of its own: it reads the target's, and writes none."""
     found = of(holder)
-    return found is not None and not found.draft_writes_kv
+    return found is not None and found.draft_writes_kv is False
 
 
 def ends() -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from g4debug.cpu import (
     sm100,
     streams,
     thread_binding,
+    tree_mask,
     verify_greedy,
 )
 
@@ -61,6 +62,35 @@ def test_the_slots_after_each_length():
     slots = cache_locs.extend(torch.tensor([2, 0]), table, lengths, lengths + 3, 2, 3, "cpu")
     assert slots.dtype is torch.int64
     assert slots.tolist() == [28, 29, 30, 7, 8, 9]
+
+
+@given(lengths=st.lists(st.integers(0, 6), min_size=1, max_size=4), topk=st.integers(1, 3))
+def test_the_slots_of_a_draft_that_writes_kv(lengths, topk):
+    table = torch.arange(4 * WIDTH, dtype=torch.int32).view(4, WIDTH)
+    rows, columns = torch.arange(3, 3 - len(lengths), -1), 2
+    slots = torch.full((len(lengths) * topk * columns,), -1)
+    cache_locs.draft(rows, table, torch.tensor(lengths), slots, WIDTH, topk, columns)
+    assert slots.tolist() == [
+        int(table[row, length + i])
+        for row, length in zip(rows.tolist(), lengths, strict=True)
+        for i in range(topk * columns)
+    ]
+
+
+@given(index=st.lists(st.lists(st.integers(-1, 7), min_size=3, max_size=3), min_size=1, max_size=4))
+def test_the_slots_of_accepted_drafts_stand_one_behind_the_other(index):
+    slots = torch.arange(50, 58)
+    found = torch.zeros(12, dtype=torch.int64)
+    cache_locs.accepted(torch.tensor(index), slots, found)
+    want = [50 + i for row in index for i in row if i >= 0]
+    assert found.tolist() == want + [0] * (12 - len(want))
+
+
+def test_the_tree_mask_is_the_one_for_gpus(sglang):
+    from sglang.srt.speculative.eagle_utils import TreeMaskMode
+
+    assert tree_mask.full(None)() == TreeMaskMode.FULL_MASK
+    assert not tree_mask.full_of_ngram(True)
 
 
 def test_a_width_of_another_table_is_refused():

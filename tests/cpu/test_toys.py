@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from g4debug import cpu, discovery
 from g4debug.cli import cpu_server
-from g4debug.cpu import models, server, toy, toys
+from g4debug.cpu import drafts, models, server, toy, toys
 
 DRAWN = [name for name in discovery.names("toy") if name != server.DEFAULT]
 
@@ -62,6 +62,39 @@ def test_gemma_4_is_served_unless_another_is_asked_for():
     assert "speculative_algorithm" not in server.engine_arguments(model="llama")
     command = server.command(model="llama")
     assert command[command.index("--served-model-name") + 1] == "g4debug-llama"
+
+
+@pytest.mark.parametrize("name", discovery.names("draft"))
+def test_a_draft_takes_the_place_of_the_toys_own(name):
+    found = server.engine_arguments(model="llama", draft=name)
+    assert found["speculative_algorithm"] == name.upper()
+    assert found["speculative_num_draft_tokens"] == 4
+    folders = drafts.load(name, "llama").models()
+    assert found.get("speculative_draft_model_path") == (str(folders[0]) if folders else None)
+    command = server.command(model="llama", draft=name)
+    assert command[command.index("--speculative-algorithm") + 1] == name.upper()
+
+
+def test_a_draft_has_numbers_of_its_target():
+    (folder,) = drafts.load("standalone", "llama").models()
+    draft, whole = load_file(next(folder.glob("*.safetensors"))), target("llama")
+    assert draft.keys() < whole.keys()
+    assert all(torch.equal(draft[name], whole[name]) for name in draft)
+    (folder,) = drafts.load("eagle", "llama").models()
+    draft = load_file(next(folder.glob("*.safetensors")))
+    name = "layers.0.self_attn.q_proj.weight"
+    assert torch.equal(draft[name], whole[f"model.{name}"])
+    mean = draft["fc.weight"][:, : toy.HIDDEN].diagonal().mean()
+    assert float(mean) == pytest.approx(1, abs=0.05)
+
+
+def test_a_draft_that_is_not_there_or_not_for_this_target_is_refused(tmp_path):
+    with pytest.raises(cpu.CpuEngineError, match=r"got the draft 'egale', expected one of eagle,"):
+        server.engine_arguments(model="llama", draft="egale")
+    with pytest.raises(cpu.CpuEngineError, match=r"for the model 'gpt-oss', expected .* llama"):
+        server.engine_arguments(model="gpt-oss", draft="eagle")
+    with pytest.raises(cpu.CpuEngineError, match=r"got the draft 'eagle' and --model-path"):
+        server.command([f"--model-path={tmp_path}"], draft="eagle")
 
 
 def test_an_unknown_toy_is_refused_with_those_that_there_are():

@@ -81,6 +81,14 @@ def test_every_toy_is_there_with_its_backends() -> None:
     assert set(rows) <= set(section("docs/commands.md", "cpu-server").splitlines())
 
 
+def test_every_draft_is_there_with_its_targets() -> None:
+    drafts = [discovery.load("draft", name) for name in discovery.names("draft")]
+    rows = [
+        f"| `{d.id}` | {d.about} | {', '.join(f'`{name}`' for name in d.targets)} |" for d in drafts
+    ]
+    assert set(rows) <= set(section("docs/commands.md", "cpu-server").splitlines())
+
+
 @pytest.mark.parametrize("page", TEXTS)
 def test_only_commands_that_exist_are_named(page: str) -> None:
     real = {cli._load(name).NAME for name in cli.command_names()}

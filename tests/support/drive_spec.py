@@ -3,7 +3,7 @@
 ``drive_spec.py mixed``: prompts of mixed length with shared prefixes, chunked, more requests
 than fit (retractions), and aborts. ``drive_spec.py mixed-no-radix``: the same without a prefix
 cache. ``drive_spec.py faults``: the first half of the requests. ``drive_spec.py waiting``: one
-request fits, the rest wait.
+request fits, the rest wait. A second argument: more arguments of the engine, as JSON.
 """
 
 import asyncio
@@ -68,6 +68,7 @@ def main():
     from g4debug.cpu.server import engine_arguments
 
     sizes, pool = workload(sys.argv[1])
+    pool |= json.loads(sys.argv[2]) if len(sys.argv) > 2 else {}
     engine = sglang.Engine(**engine_arguments(log_level="info", **pool))
     aborted = [f"r{i}" for i in range(5, len(sizes), 17)] if sys.argv[1] != "waiting" else []
     done = engine.loop.run_until_complete(run(engine, sizes, aborted))

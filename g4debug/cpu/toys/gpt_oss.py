@@ -65,9 +65,6 @@ TOY = drawn(
         "max_position_embeddings": 32 * MAX_POSITION,
     },
     ends() | {n: d for i in range(LAYERS) for n, d in layer(f"model.layers.{i}").items()},
-<<<<<<< HEAD
-    backends=("trtllm_mha", "triton", "fa3"),
-=======
     pool="swa",
->>>>>>> toys
+    backends=("trtllm_mha", "triton", "fa3"),
 )

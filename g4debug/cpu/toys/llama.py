@@ -3,6 +3,12 @@
 from g4debug.cpu.toy import Draw, attention, drawn, ends, mlp, norm
 
 LAYERS = 4
+CONFIG = {
+    "model_type": "llama",
+    "rope_theta": 10_000.0,
+    "attention_bias": False,
+    "mlp_bias": False,
+}
 
 
 def layer(prefix: str) -> dict[str, Draw]:
@@ -17,14 +23,7 @@ def layer(prefix: str) -> dict[str, Draw]:
 TOY = drawn(
     "llama",
     "Llama: full attention in every layer",
-    {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "num_hidden_layers": LAYERS,
-        "rope_theta": 10_000.0,
-        "attention_bias": False,
-        "mlp_bias": False,
-    },
+    {**CONFIG, "architectures": ["LlamaForCausalLM"], "num_hidden_layers": LAYERS},
     ends() | {n: d for i in range(LAYERS) for n, d in layer(f"model.layers.{i}").items()},
     backends=("trtllm_mha", "triton", "torch_native", "fa3"),
 )

@@ -30,11 +30,12 @@ class SpecBatches:
         self._filtering: tuple[str, int, Any] = ("", 0, None)
 
     def before_merge(self, batch: Any, other: Any) -> None:
-        if speculation.of(batch) is None:
+        worker = speculation.of(batch)
+        if worker is None:
             return
         for side in (batch, other):
             spec = side.spec_info
-            violation = check_state(state_of(spec), type(spec).__name__, self.allowed(side))
+            violation = check_state(state_of(spec, worker), type(spec).__name__, self.allowed(side))
             if violation is None and spec is not None:
                 violation = self.check_rows(spec, self.rows(side))
             note = "the batch that is merged into" if side is batch else "the batch that joins"
@@ -71,27 +72,29 @@ class SpecBatches:
         *a: Any,
         **k: Any,
     ) -> None:
-        if speculation.of(batch) is None:
+        worker = speculation.of(batch)
+        if worker is None:
             return
         spec = batch.spec_info
-        self._filtering = state_of(spec), len(batch.reqs), spec
+        self._filtering = state_of(spec, worker), len(batch.reqs), spec
         if keep_indices is None:
             live = any(not r.finished() for r in batch.reqs)
         else:
             live = bool(keep_indices)
         if live:
             # No spec_info is no violation here: a batch that has not run yet has none.
-            violation = check_state(state_of(spec), type(spec).__name__, (DRAFT, IDLE))
+            violation = check_state(state_of(spec, worker), type(spec).__name__, (DRAFT, IDLE))
             self.log.judge("batch.filter", batch, violation or self.custody.check_held(spec))
 
     def after_filter(self, result: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        if speculation.of(batch) is None:
+        worker = speculation.of(batch)
+        if worker is None:
             return result
         (before, had, was), spec, requests = self._filtering, batch.spec_info, len(batch.reqs)
         self._filtering = before, had, None  # it must not keep the old one alive
         if had == requests and spec is was and self.custody.holds(spec):
             return result  # SGLang left the batch as it was, and that was judged before
-        state = state_of(spec)
+        state = state_of(spec, worker)
         if requests and state == DRAFT:
             self.custody.hold(spec)
             self.log.judge("batch.filter", batch, self.check_rows(spec, requests))

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from g4debug import speculation
 from g4debug.hooking import req_kv
 from g4debug.tracers.spec_lifecycle import handed_on as h
 from g4debug.tracers.spec_lifecycle.check import (
@@ -23,6 +24,7 @@ from g4debug.tracers.spec_lifecycle.check import (
     check_allocated,
     check_bonus,
     check_counts,
+    check_publish,
     check_same_rows,
 )
 from g4debug.tracers.spec_lifecycle.check_values import BONUS as BONUS_TOKEN
@@ -70,6 +72,7 @@ class PendingStep:
     depth: int
     width: int
     copies: Copies
+    worker: speculation.Adapter
     books: Books = committed
     chain: bool = True  # there is one draft path
     simulated: bool = False  # SGLang makes up the accepted tokens
@@ -102,7 +105,9 @@ class PendingStep:
 
     @property
     def verify(self) -> Verify:
-        return Verify(self.width, self.depth, self.chain, self.simulated, self.local)
+        return Verify(
+            self.width, self.depth, self.chain, self.simulated, self.local, self.worker.seeds
+        )
 
     def check_result(self, accepted: Sequence[int]) -> Violation | None:
         """Hold the step against SGLang's books, which are as of its beginning.
@@ -146,6 +151,11 @@ class PendingStep:
         if all(0 < n <= self.depth for n in values.get(h.RESULT_LENS.key, ())):
             return None
         return check_verify_result(self.judged, self.verify, values)
+
+    def check_lengths(self, new: Any) -> Violation | None:
+        """The lengths that were published are those of the forward's result."""
+        own = self.lengths is not None and self.lengths() is new
+        return check_publish(self.decode, self.verified, 0, own, own_rows=True)
 
     def check_kept(self, kept: Sequence[Sequence[int]]) -> Violation | None:
         """Each request is given the first of the tokens that the host got for it."""

@@ -18,21 +18,35 @@ from g4debug.tracers.spec_lifecycle.check import (
 )
 from g4debug.tracers.spec_lifecycle.hidden_states import Custody
 
-DRAFT_FIELDS = ("bonus_tokens", "topk_p", "topk_index")
 _SUFFIXES = (("DraftExtendInput", EXTEND), ("DraftInput", DRAFT), ("VerifyInput", VERIFY))
-_states: dict[type, str] = {type(None): IDLE}
+Worker = speculation.Adapter
+_known: dict[tuple[type, str], tuple[str, Worker | None]] = {}
 
 
-def state_of(spec: Any) -> str:
-    """The state of a ``spec_info``. If no known worker has such, the name of its type."""
-    kind = type(spec)
-    state = _states.get(kind)
-    if state is None:
-        prefixes = tuple(adapter.prefix for adapter in speculation.adapters())
-        ours = [c.__name__ for c in kind.__mro__ if c.__name__.startswith(prefixes)]
-        found = [s for name in ours for suffix, s in _SUFFIXES if name.endswith(suffix)]
-        state = _states[kind] = found[0] if found else kind.__name__
-    return state
+def state_of(spec: Any, worker: Worker | None = None) -> str:
+    """The state of a ``spec_info``. If the worker has no such, the name of its type.
+
+    worker: the one that it is for; None for any that is known.
+    """
+    state, found = _look(type(spec), worker)
+    both = found is not None and found.verifies is not None
+    return state if not both or found.verifies(spec) else DRAFT  # type: ignore[union-attr,misc]
+
+
+def _look(kind: type, worker: Worker | None) -> tuple[str, Worker | None]:
+    """The state by the name of a class, and the worker with which it has this name."""
+    key = kind, worker.prefix if worker is not None else ""
+    if key not in _known:
+        workers = speculation.adapters() if worker is None else (worker,)
+        found: list[tuple[str, Worker | None]] = [
+            (state, of)
+            for name in (c.__name__ for c in kind.__mro__)
+            for of in workers
+            for suffix, state in _SUFFIXES
+            if name.startswith(of.prefix) and name.endswith(suffix)
+        ]
+        _known[key] = found[0] if found else (IDLE if kind is type(None) else kind.__name__, None)
+    return _known[key]
 
 
 def check_fields(spec: Any, fields: Sequence[str], rows: int) -> Violation | None:
@@ -45,10 +59,17 @@ def check_fields(spec: Any, fields: Sequence[str], rows: int) -> Violation | Non
     return None
 
 
+def fields_of(spec: Any, relayed: bool) -> tuple[str, ...]:
+    """What a draft input has a row of for each request. relayed: it came by the FutureMap."""
+    _, worker = _look(type(spec), None)
+    fields = () if worker is None else worker.fields + (() if relayed else worker.first)
+    hidden = getattr(spec, "hidden_states", None)
+    return fields if hidden is None else (*fields, "hidden_states")
+
+
 def check_draft_input(custody: Custody, spec: Any, requests: int) -> Violation | None:
     """It must have one row for each request, and the hidden states that were handed over."""
-    hidden = getattr(spec, "hidden_states", None)
-    fields = DRAFT_FIELDS if hidden is None else (*DRAFT_FIELDS, "hidden_states")
+    fields = fields_of(spec, relayed=False)
     return check_fields(spec, fields, requests) or custody.check_held(spec)
 
 

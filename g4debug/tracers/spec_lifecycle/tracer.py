@@ -48,7 +48,12 @@ from g4debug.tracers.spec_lifecycle.future_rows import LENGTHS, SEED, FutureRows
 from g4debug.tracers.spec_lifecycle.hidden_states import Custody, Mark, digest
 from g4debug.tracers.spec_lifecycle.log import Accepted, SpecLog
 from g4debug.tracers.spec_lifecycle.pending_steps import Books, PendingStep, PendingSteps, committed
-from g4debug.tracers.spec_lifecycle.spec_info import check_fields, check_verify_input, state_of
+from g4debug.tracers.spec_lifecycle.spec_info import (
+    check_fields,
+    check_verify_input,
+    fields_of,
+    state_of,
+)
 from g4debug.tracers.spec_lifecycle.token_commit import Committing
 
 # Values that were read on GPUs, too, in all releases in which this tracer was run there.
@@ -146,7 +151,8 @@ class SpecLifecycle:
     def after_scheduler_init(self, result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
         reasons = unknown(scheduler.server_args)
         every = [*reasons, *sampled_tokens.unknown(scheduler.server_args)]
-        if speculation.of(scheduler) is None:
+        adapter = speculation.of(scheduler)
+        if adapter is None:
             self.judging = False
             plain = speculation.is_plain(scheduler)
             if self._by_value and sampled_tokens.follows(scheduler):
@@ -154,7 +160,7 @@ class SpecLifecycle:
                 if plain:
                     self.context.nothing("no draft, because this server runs none")
                 else:
-                    self.context.limit(what, no_draft())
+                    self.context.limit(what, no_draft(scheduler))
                 self.sampled.limit(every)
                 self.inputs.limit(every)
             elif plain:
@@ -163,11 +169,14 @@ class SpecLifecycle:
                 self.context.nothing(why if self._by_value else f"{why}; {ON_GPU}", off=True)
             else:
                 self.sampled.judging = self.inputs.judging = False
-                self.context.off(
-                    nothing_to_check() if self._by_value else f"{no_draft()}; {ON_GPU}"
-                )
+                why = ", so there is nothing to check" if self._by_value else f"; {ON_GPU}"
+                self.context.off(no_draft(scheduler) + why)
             return result
-        every += [] if self._by_value else [ON_GPU]
+        settings = self.context.settings
+        on_cpu = settings.cpu or not torch.cuda.is_available()
+        strange = [] if adapter.is_judged(settings, on_cpu) else [not_run(adapter, on_cpu)]
+        reasons += strange
+        every += [*strange, *([] if self._by_value else [ON_GPU])]
         self.sampled.limit(every)
         self.inputs.limit(every)
         if not self._by_value:
@@ -200,8 +209,8 @@ class SpecLifecycle:
         self._now = None
         if not decodes(batch):
             return
-        spec, requests = batch.spec_info, len(batch.reqs)
-        violation = check_state(state_of(spec), type(spec).__name__, (DRAFT,))
+        spec, requests, worker = batch.spec_info, len(batch.reqs), speculation.of(batch)
+        violation = check_state(state_of(spec, worker), type(spec).__name__, (DRAFT,))
         if violation is None:
             violation = check_fields(spec, ("future_indices",), requests)
         if violation is None and self.judging:
@@ -305,11 +314,12 @@ class SpecLifecycle:
         self, worker: Any, batch: Any, on_publish: Any = None, *args: Any, **kwargs: Any
     ) -> None:
         self._now = None
-        if speculation.of(batch) is None or not batch.reqs:
+        adapter = speculation.of(batch)
+        if adapter is None or not batch.reqs:
             return
         decode = not (batch.forward_mode.is_extend() or batch.is_extend_in_batch)
         lens = batch.seq_lens_cpu
-        depth, width = worker.speculative_num_steps + 1, worker.speculative_num_draft_tokens
+        depth, width = adapter.depth(worker), worker.speculative_num_draft_tokens
         self._ahead = (depth, width)
         self._now = step = PendingStep(
             number=self.context.recorder.step,
@@ -323,7 +333,8 @@ class SpecLifecycle:
             depth=depth,
             width=width,
             copies=Copies(self.pool),
-            chain=worker.topk == 1 and depth == width,
+            chain=adapter.chains and worker.topk == 1 and depth == width,
+            worker=adapter,
             simulated=self._simulated,
             local=self._local,
         )
@@ -331,34 +342,30 @@ class SpecLifecycle:
             step.last = self.rows.last(step.rows, batch.reqs)
         if not decode:
             self.committing.forget(batch.reqs)
-            step.lengths = weakref.ref(batch.seq_lens)
+            if "verify" in adapter.sites:  # others may publish a copy of them
+                step.lengths = weakref.ref(batch.seq_lens)
         if self.judging:
             live, requests = running(batch)
             violation = self.rows.run(step.written, req_kv.column(requests, req_kv.ROW), requests)
             self.log.judge("worker.forward", batch, at_rows(violation, live))
 
-    def before_draft(self, worker: Any, batch: Any) -> None:
+    def before_draft(self, worker: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
         step = self._now
         if step is None or not decodes(batch):
             return
         spec, requests = batch.spec_info, len(batch.reqs)
-        violation = check_state(state_of(spec), type(spec).__name__, (DRAFT,))
+        hidden = getattr(spec, "hidden_states", None)
+        violation = check_state(state_of(spec, step.worker), type(spec).__name__, (DRAFT,))
         if violation is None:
-            fields = ["bonus_tokens"] if step.overlap else ["bonus_tokens", "topk_p", "topk_index"]
-            if spec.hidden_states is not None:
-                fields.append("hidden_states")
-            violation = check_fields(spec, fields, requests)
-            violation = violation or self._named(
-                batch, self.custody.check_held(spec), spec.hidden_states
-            )
+            violation = check_fields(spec, fields_of(spec, step.overlap), requests)
+            violation = violation or self._named(batch, self.custody.check_held(spec), hidden)
         if violation is None and self.judging:
-            read = {h.LENS: batch.seq_lens, h.BONUS: spec.bonus_tokens}
+            bonus = step.worker.bonus(spec)
+            read = {h.LENS: batch.seq_lens, h.BONUS: bonus, h.HIDDEN: self._digest(hidden)}
             if step.overlap:
                 read[h.INDICES] = spec.future_indices
-            if spec.hidden_states is not None:
-                read[h.HIDDEN] = self._digest(spec.hidden_states)
             self._read(step, read)
-            violation = self._check_seed(step, spec.bonus_tokens)
+            violation = self._check_seed(step, bonus)
         self.log.judge("worker.draft", batch, violation)
 
     def _check_seed(self, step: PendingStep, bonus: Any) -> Violation | None:
@@ -381,19 +388,20 @@ class SpecLifecycle:
         known = {r: t for r, t in tensors.items() if self._by_value or r in RUN_ON_GPU}
         step.copies.start_all({r.key: t for r, t in known.items() if t is not None})
 
-    def after_draft(self, result: Any, worker: Any, batch: Any) -> Any:
+    def after_draft(self, result: Any, worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
         step = self._now
-        if step is not None and decodes(batch):
-            step.drafted = weakref.ref(result)
+        if step is not None and step.decode and batch.reqs:
+            made = result if result is not None else batch.spec_info
+            step.drafted = weakref.ref(made)
             if self.judging:
                 tree = (
-                    result.retrieve_index,
-                    result.retrieve_next_token,
-                    result.retrieve_next_sibling,
+                    made.retrieve_index,
+                    made.retrieve_next_token,
+                    made.retrieve_next_sibling,
                 )
-                made = {h.DRAFTED: result.draft_token, h.POSITIONS: result.positions}
-                self._read(step, made | dict(zip(h.TREE, tree, strict=True)))
-            self.log.note("draft", state_of(batch.spec_info), state_of(result), len(batch.reqs))
+                drafted = {h.DRAFTED: made.draft_token, h.POSITIONS: made.positions}
+                self._read(step, drafted | dict(zip(h.TREE, tree, strict=True)))
+            self.log.note("draft", DRAFT, state_of(made), len(batch.reqs))
         return result
 
     def before_draft_forward(self, worker: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
@@ -439,8 +447,11 @@ class SpecLifecycle:
         step = self._now
         if step is None or not step.decode or not is_verify or not self.judging:
             return
-        fed = {h.FED: forward_batch.input_ids, h.FED_POSITIONS: forward_batch.positions}
-        self._read(step, fed)
+        if forward_batch is None:  # the worker makes it of the batch, in this call
+            ids, positions = batch.input_ids, batch.spec_info.positions
+        else:
+            ids, positions = forward_batch.input_ids, forward_batch.positions
+        self._read(step, {h.FED: ids, h.FED_POSITIONS: positions})
         # A token that is no word ends the process in the target's first layer.
         self._judge_step("worker.target_forward", step, step.check_fed())
 
@@ -474,6 +485,7 @@ class SpecLifecycle:
         if step is not None and step.decode and self.judging:
             tokens, lens, index = result
             step.sampled = True
+            step.verified |= "verify" not in step.worker.sites
             found = {h.SAMPLE_TOKENS: tokens, h.SAMPLE_LENS: lens, h.SAMPLE_INDEX: index}
             if not step.decided:
                 found[h.CANDIDATES] = verify_input.draft_token
@@ -484,22 +496,27 @@ class SpecLifecycle:
         step = self._now
         if step is None or not step.decode:
             return result
-        requests = len(step.requests)
         step.verified = True
         step.lengths = weakref.ref(result.new_seq_lens)
+        self._judge_verified(batch, step, result)
+        self.log.note("verify", VERIFY, state_of(batch.spec_info), len(step.requests))
+        return result
+
+    def _judge_verified(self, batch: Any, step: PendingStep, result: Any) -> None:
+        """The result of a verify: what the requests get, and what the next step begins with."""
+        hidden = result.logits_output.hidden_states
         self.log.judge(
             "worker.verify",
             batch,
-            check_fields(result, ("accept_lens", "new_seq_lens"), requests)
-            or self.custody.made_by_forward(result.logits_output.hidden_states),
+            check_fields(result, ("accept_lens", "new_seq_lens"), len(step.requests))
+            or self.custody.made_by_forward(hidden),
         )
         if self.judging:
-            hidden = result.logits_output.hidden_states
             found = {
                 h.NEW_LENS: result.new_seq_lens,
                 h.RESULT_TOKENS: result.next_token_ids,
                 h.RESULT_LENS: result.accept_lens,
-                h.RESULT_BONUS: result.next_draft_input.bonus_tokens,
+                h.RESULT_BONUS: step.worker.bonus(result.next_draft_input),
                 h.RESULT_HIDDEN: self._digest(hidden),
             }
             self._read(step, found)
@@ -509,8 +526,6 @@ class SpecLifecycle:
                     "of a verify only what follows from its result is checked",
                     "its sampling did not pass by where g4debug looks",
                 )
-        self.log.note("verify", VERIFY, state_of(batch.spec_info), requests)
-        return result
 
     def before_publish(
         self, future_map: Any, future_indices: Any, new_seq_lens: Any, *args: Any, **kwargs: Any
@@ -518,19 +533,20 @@ class SpecLifecycle:
         step = self._now
         if step is None or not future_indices.shape[0]:
             return
-        lengths = step.lengths() if step.lengths is not None else None
+        # A worker whose verify is in its forward publishes them before the forward says which.
+        own = step.lengths is None or step.lengths() is new_seq_lens
+        if step.lengths is None:
+            step.lengths = weakref.ref(new_seq_lens)
         violation = check_publish(
-            step.decode,
-            step.verified,
-            step.published,
-            lengths is new_seq_lens,
-            step.indices is future_indices,
+            step.decode, step.verified, step.published, own, step.indices is future_indices
         )
         step.published += 1
         step.written.published = True
         self._judge_step("future.publish", step, violation)
 
-    def after_draft_extend(self, none: Any, worker: Any, batch: Any, result: Any) -> Any:
+    def after_draft_extend(
+        self, none: Any, worker: Any, batch: Any, result: Any, *args: Any, **kwargs: Any
+    ) -> Any:
         step = self._now
         if step is not None and step.decode:
             spec = result.next_draft_input
@@ -547,11 +563,8 @@ class SpecLifecycle:
     def _read_left(self, step: PendingStep, spec: Any) -> None:
         """Read the values with which the next step of these requests begins."""
         if self.judging:
-            hidden = spec.hidden_states
-            left = {
-                h.LEFT_BONUS: spec.bonus_tokens,
-                h.LEFT_HIDDEN: self._digest(hidden),
-            }
+            hidden = getattr(spec, "hidden_states", None)
+            left = {h.LEFT_BONUS: step.worker.bonus(spec), h.LEFT_HIDDEN: self._digest(hidden)}
             self._read(step, left)
 
     def after_forward(self, result: Any, worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
@@ -559,13 +572,18 @@ class SpecLifecycle:
         if step is None:
             return result
         spec = result.next_draft_input
+        whole = "verify" not in step.worker.sites  # the forward has verified itself
+        if whole and step.decode:
+            self._judge_verified(batch, step, result)
         violation = self._check_next(step, spec)
-        if violation is None and step.decode:
+        if violation is None and whole and step.published:
+            violation = step.check_lengths(result.new_seq_lens)
+        if violation is None and step.decode and not whole:
             violation = self._left_by(batch, step, self.custody.check_held(spec), spec)
         elif violation is None:
             self.custody.hold(spec)
             self._read_left(step, spec)
-            if self.judging:
+            if self.judging and not step.decode:
                 self._read(step, {h.NEW_LENS: result.new_seq_lens})
         if violation is None and step.overlap and not step.published:
             violation = check_published(step.decode)
@@ -592,13 +610,8 @@ class SpecLifecycle:
 
     def _check_next(self, step: PendingStep, spec: Any) -> Violation | None:
         """The next step's draft input must have a row for each request."""
-        violation = check_state(state_of(spec), type(spec).__name__, (DRAFT,))
-        if violation is not None:
-            return violation
-        fields = ["bonus_tokens"]
-        if spec.hidden_states is not None:
-            fields.append("hidden_states")
-        return check_fields(spec, fields, len(step.requests))
+        violation = check_state(state_of(spec, step.worker), type(spec).__name__, (DRAFT,))
+        return violation or check_fields(spec, fields_of(spec, relayed=True), len(step.requests))
 
     # The values that it leaves for the next step.
 
@@ -619,16 +632,16 @@ class SpecLifecycle:
         spec = self._made() if self._made is not None else None
         if violation is None and spec is not None:
             violation = self.custody.check_held(spec)
-            if violation is None and spec.hidden_states is not None:
+            hidden = getattr(spec, "hidden_states", None)
+            if violation is None and hidden is not None:
                 violation = Custody.check_relayed(
-                    Mark.of(spec.hidden_states), getattr(payload, "hidden_states", None)
+                    Mark.of(hidden), getattr(payload, "hidden_states", None)
                 )
         step.stashed += 1
         step.written.stashed = True
         if self.judging:
-            tokens = getattr(payload, "bonus_tokens", None)
-            if tokens is not None and step.decode:
-                self._read(step, {h.STASHED: tokens})
+            if step.decode:
+                self._read(step, {h.STASHED: step.worker.bonus(payload)})
             step.copies.close()
         self._judge_step("future.stash", step, violation)
 
@@ -648,7 +661,7 @@ class SpecLifecycle:
         if step is None:
             return result
         spec = batch.spec_info
-        violation = self._check_on_batch(spec)
+        violation = self._check_on_batch(step, spec)
         if violation is None and step.overlap:
             if not step.stashed:
                 violation = Violation(
@@ -667,10 +680,10 @@ class SpecLifecycle:
         self._judge_step("scheduler.run_batch", step, violation, batch)
         return result
 
-    def _check_on_batch(self, spec: Any) -> Violation | None:
+    def _check_on_batch(self, step: PendingStep, spec: Any) -> Violation | None:
         """After a step the batch has the draft input that this step's forward made, as it was."""
         made = self._made() if self._made is not None else None
-        violation = check_state(state_of(spec), type(spec).__name__, (DRAFT,))
+        violation = check_state(state_of(spec, step.worker), type(spec).__name__, (DRAFT,))
         if violation is None and made is not None and spec is not made:
             return ANOTHER_OBJECT
         return violation or self.custody.check_held(spec)
@@ -744,16 +757,13 @@ class SpecLifecycle:
         self.log.judge(site, batch, violation, rids, step=step.number)
 
 
-def no_draft() -> str:
-    """Why there is no speculative step to check on a server that runs none of the known workers."""
-    workers = " or ".join(adapter.name for adapter in speculation.adapters())
-    return f"this server does not run {workers}"
-
-
-def nothing_to_check() -> str:
-    """Why this tracer is off on a server with an unknown worker, or one that does not generate."""
-    workers = " or ".join(adapter.name for adapter in speculation.adapters())
-    return f"this server does not run {workers}, so there is nothing to check"
+def no_draft(scheduler: Any) -> str:
+    """Why there is no speculative step to check: nobody drafts, or a worker that is not known."""
+    algorithm = getattr(scheduler, "spec_algorithm", None)
+    if algorithm is None or algorithm.is_none():
+        return "this server does not speculate"
+    worker = type(getattr(scheduler, "draft_worker", None)).__name__
+    return f"{algorithm.name} is run here by {worker}, which g4debug does not know"
 
 
 def unknown(server_args: Any) -> list[str]:
@@ -767,9 +777,21 @@ def unknown(server_args: Any) -> list[str]:
         found.append("--enable-pdmux runs prefill beside decode")
     if server_argument(server_args, "enable_mixed_chunk"):
         found.append("with --enable-mixed-chunk a step may prefill and decode at once")
+    if server_argument(server_args, "speculative_adaptive"):
+        found.append("with --speculative-adaptive the number of drafts changes in a step")
     if dp_attention(server_args):
         found.append("with DP attention a rank idles in a draft, and batches are padded")
     return found
+
+
+def not_run(adapter: speculation.Adapter, on_cpu: bool) -> str:
+    """Why a worker that is known is not judged, in words."""
+    where = "the CPU engine" if on_cpu else "a GPU"
+    return (
+        f"{adapter.name} was never run with this tracer on {where} and SGLang "
+        f"{targets.sglang_version()}; G4DEBUG_MODE=log reports only, and "
+        "G4DEBUG_NOT_RUN_ON_THIS_RELEASE=1 takes that risk"
+    )
 
 
 def follows_values(settings: Any) -> bool:

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from g4debug import discovery
+from g4debug import discovery, speculation
 from g4debug.faults.base import install_all
 from g4debug.faults.grammar import GrammarError, parse
 from g4debug.findings.steps import Recorder
@@ -35,6 +35,7 @@ pytestmark = pytest.mark.skipif(
     reason="speculative decoding v2 only: SGLang 0.5.14 and later",
 )
 CPU = torch.device("cpu")
+EVENTS = ("forward", "draft", "verify", "draft_extend")
 SITES = (
     "draft.tree",
     "verify.kernel",
@@ -474,8 +475,10 @@ def test_they_are_not_followed_where_that_was_not_run(sglang, caplog, argument):
 
 def test_servers_with_another_draft_are_left_alone(sglang, caplog):
     server = Server()
-    server.tracer.after_scheduler_init(None, scheduler_of(server, "EAGLE"))
-    assert "so there is nothing to check" in caplog.text
+    known = {adapter.name for adapter in speculation.adapters()}
+    other = next(name for name in ("EAGLE", "DFLASH") if name not in known)
+    server.tracer.after_scheduler_init(None, scheduler_of(server, other))
+    assert "which g4debug does not know, so there is nothing to check" in caplog.text
     assert not server.tracer.sampled.judging
 
 
@@ -495,7 +498,8 @@ def test_a_release_with_v2_is_followed_by_its_sites(sglang):
     hooks, settings = Hooks(), Settings(max_dumps=0)
     install(Context("t", hooks, settings, Recorder(1), Trap(settings, lambda *a: None)))
     here = {site for site in (*draft_kv_pool.SITES, "result.resolve") if targets.path(site)}
-    assert set(hooks.sites) == {*SITES, *here}
+    others = {site for what in EVENTS for site in speculation.sites(what)}
+    assert set(hooks.sites) == {*SITES, *here, *others}
 
 
 def test_the_canary_bites_with_sglangs_own_classes(sglang, tmp_path: Path):

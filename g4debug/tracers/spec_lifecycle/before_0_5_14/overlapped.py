@@ -169,7 +169,8 @@ class SpecLifecycleOverlapped(SpecLifecycle):
 
     def before_step(self, worker: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
         self._now = None
-        if speculation.of(batch) is None or not batch.reqs:
+        adapter = speculation.of(batch)
+        if adapter is None or not batch.reqs:
             return
         decode = not (batch.forward_mode.is_extend() or batch.is_extend_in_batch)
         depth, width = worker.speculative_num_steps + 1, worker.speculative_num_draft_tokens
@@ -186,6 +187,7 @@ class SpecLifecycleOverlapped(SpecLifecycle):
             depth=depth,
             width=width,
             copies=Copies(self.pool),
+            worker=adapter,
             books=self.claims.books,
         )
         if not decode:
@@ -278,7 +280,7 @@ class SpecLifecycleOverlapped(SpecLifecycle):
         if step is None:
             return result
         spec = batch.spec_info
-        violation = self._check_on_batch(spec)
+        violation = self._check_on_batch(step, spec)
         if violation is None and not step.stashed:
             self.ring.lost(step.requests)
             violation = Violation(

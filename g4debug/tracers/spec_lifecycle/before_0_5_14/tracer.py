@@ -43,7 +43,7 @@ from g4debug.tracers.spec_lifecycle.spec_info import (
     check_verify_input,
     state_of,
 )
-from g4debug.tracers.spec_lifecycle.tracer import nothing_to_check
+from g4debug.tracers.spec_lifecycle.tracer import no_draft
 
 
 class V1Batches(SpecBatches):
@@ -104,7 +104,7 @@ class SpecLifecycleV1:
         if speculation.is_plain(scheduler):
             self.context.nothing("this server runs no draft", off=True)
         elif speculation.of(scheduler) is None:
-            self.context.off(nothing_to_check())
+            self.context.off(f"{no_draft(scheduler)}, so there is nothing to check")
         elif dp_attention(scheduler.server_args):
             self.context.off(
                 "with DP attention a rank idles in a draft, and this tracer was never run so"

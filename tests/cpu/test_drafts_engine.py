@@ -1,0 +1,109 @@
+"""Each draft of the toys, served by real SGLang with every tracer armed in mode `raise`."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import drive_spec
+import pytest
+from real_engine import ENGINE, drive
+
+from g4debug import discovery
+
+DRIVER = Path(drive_spec.__file__)
+ARMED = {"SGLANG_TRTLLM_MHA_DEBUG": "1", "G4DEBUG_MODE": "raise"}
+STRESS = "seed=1;forced-retract=20%6*on;abort-request=5%2*on"  # these break nothing
+LONG = pytest.mark.long("two engines for each draft")
+pytestmark = [*ENGINE, pytest.mark.once("other drafts are served on the newest release only")]
+# Faults of spec-lifecycle that make sense for each of these workers.
+FAULTS = (
+    "accept-length=1*zero", "accept-length=1*too-long", "allocated-len=1*on", "bonus-token=1*on",
+    "double-bookkeeping=1*on", "double-bookkeeping=1*kv", "double-bookkeeping=1*output",
+    "double-bookkeeping=1*verify-ct", "future-row=1*publish", "future-row=1*stash",
+    "future-row=1*read", "future-row=1*lost", "publish-order=1*early", "publish-order=1*twice",
+    "publish-order=1*never", "sampled-token=1*on", "sampled-token=1*rows",
+    "seq-len-off-by-one=1*device", "spec-info-dropped=1*on", "verify-input=1*bonus",
+    "verify-input=1*draft", "verify-input=1*positions", "verify-input=1*rows",
+)  # fmt: skip
+# Those of a worker with a draft model, whose verify is a function of its own.
+WITH_A_MODEL = (
+    "seq-len-off-by-one=1*plus", "seq-len-off-by-one=1*minus", "spec-info-wrong-type=1*on",
+    "verify-input-left=1*on", "verify-result=1*length", "verify-result=1*token",
+    "verify-result=1*rows",
+)  # fmt: skip
+HIDDEN = ("stale-hidden-state=1*on", "stale-hidden-state=1*draft")
+
+
+def arguments(draft: str | None, **more: object) -> str:
+    return json.dumps({"model": "llama", **({"draft": draft} if draft else {}), **more})
+
+
+@pytest.mark.parametrize(
+    ("draft", "backend", "load"),
+    [
+        pytest.param("eagle", "trtllm_mha", "mixed"),
+        *(
+            pytest.param(draft, backend, load, marks=LONG)
+            for draft in discovery.names("draft")
+            for backend in ("trtllm_mha", "triton")
+            for load in ("mixed", "mixed-no-radix")
+            if (draft, backend, load) != ("eagle", "trtllm_mha", "mixed")
+        ),
+    ],
+)
+def test_it_is_silent_and_its_tokens_are_those_without_a_draft(draft, backend, load, tmp_path):
+    plain = drive(tmp_path / "plain", str(DRIVER), load, arguments(None, attention_backend=backend))
+    armed = drive(
+        tmp_path / "armed",
+        str(DRIVER),
+        load,
+        arguments(draft, attention_backend=backend),
+        **ARMED,
+        G4DEBUG_FAULTS=STRESS,
+    )
+    assert (plain.status, armed.status) == (0, 0), armed.log[-3000:]
+    assert not armed.dumps
+    assert "Retract requests" in armed.log
+    assert not re.findall(r"g4debug: (?:spec-lifecycle|page-table) is .*", armed.log)
+    # A request that was aborted in one of the two is not in both.
+    both = plain.result.keys() & armed.result.keys()
+    assert len(both) > len(plain.result) // 2
+    assert all(plain.result[rid] == armed.result[rid] for rid in both)
+
+
+@LONG
+@pytest.mark.parametrize(
+    ("draft", "fault"),
+    [
+        (draft, fault)
+        for draft in discovery.names("draft")
+        for fault in (
+            *FAULTS,
+            *(WITH_A_MODEL if draft != "ngram" else ()),
+            *(HIDDEN if draft in ("eagle", "eagle3") else ()),
+        )
+    ],
+)
+def test_its_faults_are_told(draft, fault, tmp_path):
+    faults = {"G4DEBUG_FAULTS": f"seed=7;{fault}", "G4DEBUG_TRACE": "spec-lifecycle"}
+    run = drive(tmp_path, str(DRIVER), "faults", arguments(draft), **faults)
+    assert run.status != 0
+    assert [dump.finding.check for dump in run.dumps] == ["spec-lifecycle"]
+
+
+@LONG
+def test_a_token_out_of_range_in_a_draft_extend_is_told_before_the_kernel_reads_it(tmp_path):
+    run = drive(
+        tmp_path,
+        str(DRIVER),
+        "faults",
+        arguments("eagle", attention_backend="triton"),
+        **ARMED,
+        G4DEBUG_FAULTS="seed=7;token-oob=1*on@mode=draft_extend_v2",
+    )
+    found = run.dumps[0].finding
+    assert (found.check, found.kind) == ("page-table", "out-of-range"), run.log[-3000:]
+    assert found.location.forward_mode == "DRAFT_EXTEND_V2"
+    assert found.location.runner == "draft"
