@@ -160,7 +160,7 @@ def _register(settings: Settings, plan: Plan) -> None:
         told = _tell(settings, hooks, recorder, trap, part)
         in_force = replace(in_force, teller=told, others=trap.others)
     hooks.install()
-    _after_apply(hooks, settings, line, watch, not_run)
+    _after_apply(hooks, settings, line, watch, not_run if only_reports(settings, tracers) else ())
 
 
 def chosen(settings: Settings) -> list[Tracer]:
@@ -202,6 +202,11 @@ def kind_of_gpu() -> str:
         return ""
 
 
+def only_reports(settings: Settings, tracers: Sequence[Tracer]) -> bool:
+    """True if no finding does more than be reported: in log mode, or because nothing is judged."""
+    return settings.mode == "log" or not any(tracer.judges for tracer in tracers)
+
+
 def refuse_if_not_run(
     settings: Settings, tracers: Sequence[Tracer], cpu_engine: bool, gpu: str = ""
 ) -> tuple[str, ...]:
@@ -215,7 +220,7 @@ def refuse_if_not_run(
     from g4debug.hooking import targets
 
     not_run = targets.not_run((tracer.id for tracer in tracers), cpu_engine, gpu)
-    if not not_run or settings.mode == "log" or settings.not_run_on_this_release:
+    if not not_run or only_reports(settings, tracers) or settings.not_run_on_this_release:
         return not_run
     release = targets.sglang_version() or "of an unknown version"
     where = "on the CPU engine" if cpu_engine else "on a GPU"
@@ -297,7 +302,7 @@ def _arm(
         try:
             tracer.install(context)
         except HookError as e:
-            if tracer.id not in not_run or settings.mode != "log":
+            if tracer.id not in not_run or not only_reports(settings, tracers):
                 raise
             hooks.drop(tracer.id)
             context.off(str(e))
@@ -375,8 +380,8 @@ def _after_apply(
     If they do, ``line`` is printed to stderr, because SGLang sets up its logging only after the
     plugins have run.
 
-    not_run: tracers that were never run on this SGLang. In log mode they work as far as they can,
-    and say what they do not see. Everything else that is missing stops the start.
+    not_run: tracers that were never run on this SGLang, if findings are only reported. They work as
+    far as they can, and say what they do not see. Everything else that is missing stops the start.
     """
     from sglang.srt.plugins.hook_registry import HookRegistry
 
@@ -388,7 +393,7 @@ def _after_apply(
         HookRegistry.apply_hooks = apply_hooks
         apply_hooks()
         missing = hooks.missing()
-        if missing and watch is not None and settings.mode == "log":
+        if missing and watch is not None and (not_run or settings.mode == "log"):
             partly = [s for s in missing if set(s.owners) <= {*not_run, LEDGER, STEPS}]
             watch.never(partly)
             missing = tuple(s for s in missing if s not in partly)

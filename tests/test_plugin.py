@@ -356,6 +356,15 @@ def test_what_was_run_is_named_where_only_some_were_not(monkeypatch, sglang):
     assert plugin.refuse_if_not_run(settings, plugin.chosen(settings), cpu_engine=True) == ()
 
 
+def test_what_only_keeps_a_record_refuses_no_start(monkeypatch, sglang):
+    from g4debug import plugin
+
+    monkeypatch.setattr(targets, "RUN", {})
+    alone = Settings(trace=("flight-recorder",), cpu=True)
+    armed = plugin.chosen(alone)
+    assert plugin.refuse_if_not_run(alone, armed, cpu_engine=True) == ("flight-recorder",)
+
+
 def test_a_build_that_is_not_exactly_that_release_was_not_run(monkeypatch):
     release = next(iter(targets.RUN))
     for build, count in ((release, 0), (f"{release}+fork", 1), ("0.5.99", 1), ("0.5.24.dev3", 1)):

@@ -1,6 +1,7 @@
 """Compute how many requests the full pool and the SWA pool hold.
 
-It reads a Gemma-4 config.json, computes the pools as SGLang does for several
+It reads the config.json of a model with an SWA pool (Gemma-4, gpt-oss, Llama-4,
+MiMo-V2, Granite-SWA, Laguna, Mellum, Step-3.5), computes the pools as SGLang does for several
 values of swa_full_tokens_ratio, and tells which value holds the most requests.
 It needs neither SGLang nor a GPU.
 """
@@ -44,7 +45,7 @@ KV_DTYPES = ("auto", "bf16", "bfloat16", "fp8_e4m3", "fp8_e5m2")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "model", type=Path, metavar="MODEL", help="a Gemma-4 config.json, or the folder that has it"
+        "model", type=Path, metavar="MODEL", help="a config.json, or the folder that has it"
     )
     memory = parser.add_mutually_exclusive_group(required=True)
     memory.add_argument(

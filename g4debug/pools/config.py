@@ -1,8 +1,10 @@
-"""Reads a Gemma-4 config.json as SGLang does to size its KV pools.
+"""Reads the config.json of a model with an SWA pool as SGLang does to size its KV pools.
 
-Source: SGLang 0.5.12.post1, ``utils/hf_transformers/config.py:136`` (which attributes of a
-checkpoint describe the sliding layers) and ``configs/model_config.py`` (``_derive_model_shapes``,
-``get_num_kv_heads``, ``get_swa_num_kv_heads``, ``get_hybrid_layer_ids``).
+Source, for Gemma-4: SGLang 0.5.12.post1, ``utils/hf_transformers/config.py:136`` (which attributes
+of a checkpoint describe the sliding layers) and ``configs/model_config.py``
+(``_derive_model_shapes``, ``get_num_kv_heads``, ``get_swa_num_kv_heads``,
+``get_hybrid_layer_ids``). For the others, which earlier releases do not all know: the same functions
+of 0.5.23, and each model's ``get_attention_sliding_window_size``.
 """
 
 from __future__ import annotations
@@ -14,6 +16,19 @@ from pathlib import Path
 from typing import Any, Final
 
 ARCHITECTURES: Final = ("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration")
+# The other models with an SWA pool -> how many tokens behind the current one SGLang keeps less than
+# the config's window has.
+OTHERS: Final[Mapping[str, int]] = {
+    "GptOssForCausalLM": 1,
+    "GraniteMoeSWAForCausalLM": 1,
+    "GraniteSWAForCausalLM": 1,
+    "LagunaForCausalLM": 1,
+    "Llama4ForConditionalGeneration": 0,
+    "MellumForCausalLM": 1,
+    "MiMoV2FlashForCausalLM": 0,
+    "MiMoV2ForCausalLM": 0,
+    "Step3p5ForCausalLM": 0,
+}
 LAYER_TYPES: Final = {"sliding_attention": "swa", "full_attention": "full"}
 # The defaults of Gemma4TextConfig in transformers 5.8.1, for keys that config.json lacks.
 DEFAULTS: Final[Mapping[str, Any]] = {
@@ -43,8 +58,8 @@ class KVGeometry:
     """The numbers that decide how much KV memory a token takes.
 
     ``full_*`` and ``swa_*`` describe one full layer and one sliding layer. Heads are counted in the
-    whole model, dimensions are in elements, and the window is in tokens. KV-shared layers are
-    counted, too: SGLang gives them a buffer like any other layer.
+    whole model, dimensions are in elements, and the window is in tokens, with the current one.
+    KV-shared layers are counted, too: SGLang gives them a buffer like any other layer.
     """
 
     name: str
@@ -58,6 +73,7 @@ class KVGeometry:
     dtype: str
     experts: int = 0
     kv_shared: int = 0
+    gemma: bool = True  # the fix swa-ratio is for it
 
     def full_bytes(self, tp: int, kv_bytes: int) -> int:
         """Bytes of one token in one full layer on one of ``tp`` GPUs."""
@@ -98,10 +114,14 @@ def parse(config: Mapping[str, Any], name: str = "model") -> KVGeometry:
     """
     model_type = config.get("model_type")
     architectures = config.get("architectures") or []
+    other = next((name for name in architectures if name in OTHERS), "")
+    if other:
+        return _other(config, other, name)
     if model_type not in ("gemma4", "gemma4_text") or not set(architectures) & {*ARCHITECTURES}:
         raise ConfigError(
             f"{name}: got model_type {model_type!r}, architectures {architectures}; expected "
-            f"gemma4 or gemma4_text with one of {', '.join(ARCHITECTURES)}"
+            f"gemma4 or gemma4_text with one of {', '.join(ARCHITECTURES)}, or one of "
+            f"{', '.join(OTHERS)}: the others have no SWA pool, or one that is not known here"
         )
     nested = model_type == "gemma4"
     text = config.get("text_config") if nested else config
@@ -134,6 +154,60 @@ def parse(config: Mapping[str, Any], name: str = "model") -> KVGeometry:
         experts=numbers("num_experts", 0, low=0),
         kv_shared=numbers("num_kv_shared_layers", 0, low=0),
     )
+
+
+def _other(config: Mapping[str, Any], architecture: str, name: str) -> KVGeometry:
+    """The geometry of a model that is no Gemma. Keys without a prefix are for both kinds."""
+    text = config.get("text_config") or config
+    if not isinstance(text, Mapping):
+        raise ConfigError(f"{name}: got text_config={text!r}, expected a JSON object")
+    numbers = _Numbers(text, name)
+    kinds = _kinds(text, architecture, name)
+    all_heads = numbers("num_attention_heads", 1)
+    head = numbers("head_dim", numbers("hidden_size", all_heads) // all_heads or 1)
+    v_head = text.get("v_head_dim") or head
+    swa_head = numbers("swa_head_dim", head)
+    heads = numbers("num_key_value_heads", numbers("num_attention_groups", all_heads))
+    sliding = text.get("attention_other_setting")
+    if isinstance(sliding, Mapping):
+        swa_heads = _Numbers(sliding, name)("num_attention_groups", heads)
+    else:
+        swa_heads = numbers("swa_num_key_value_heads", heads)
+    names = ("sliding_window_size", "sliding_window", "attention_chunk_size")
+    window = next((key for key in names if text.get(key) is not None), names[1])
+    return KVGeometry(
+        name=name,
+        full_layers=kinds.count("full"),
+        swa_layers=kinds.count("swa"),
+        full_heads=heads,
+        full_dims=head + v_head,
+        swa_heads=swa_heads,
+        swa_dims=swa_head + numbers("swa_v_head_dim", swa_head),
+        window=numbers(window) + 1 - OTHERS[architecture],
+        dtype=_dtype(config, text),
+        experts=max(numbers(key, 0, low=0) for key in ("num_experts", "num_local_experts")),
+        gemma=False,
+    )
+
+
+def _kinds(text: Mapping[str, Any], architecture: str, name: str) -> list[str]:
+    """The kind of each layer, full or swa: from the config, or for Llama-4 each fourth is full."""
+    count = _Numbers(text, name)("num_hidden_layers")
+    pattern, types = text.get("hybrid_layer_pattern"), text.get("layer_types")
+    if architecture.startswith("Llama4"):
+        kinds = ["full" if i % 4 == 3 else "swa" for i in range(count)]
+    elif isinstance(pattern, list):
+        kinds = [{0: "full", 1: "swa"}.get(kind, "") for kind in pattern[:count]]
+    else:
+        kinds = [LAYER_TYPES.get(str(kind), "") for kind in types or ()][:count]
+    if len(kinds) < count or "" in kinds:
+        raise ConfigError(
+            f"{name}: got layer_types={types!r}, hybrid_layer_pattern={pattern!r}; expected the "
+            f"kind of each of {count} layers: {' or '.join(LAYER_TYPES)}, or 1 and 0"
+        )
+    if "swa" not in kinds:
+        raise ConfigError(f"{name}: got no sliding layer; without one there is no SWA pool")
+    return kinds
 
 
 class _Numbers:

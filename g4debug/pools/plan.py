@@ -105,7 +105,9 @@ def plan(
     """The table for ``ratios`` (default: RATIOS), and for the best ratio and SGLang's own."""
     need = need_of(geometry, memory, workload)
     best = _best(geometry, memory, need)
-    served = row(geometry, memory, need, MOE_RATIO if geometry.moe else DEFAULT_RATIO)
+    served = row(
+        geometry, memory, need, MOE_RATIO if geometry.moe and geometry.gemma else DEFAULT_RATIO
+    )
     chosen = {round(x, 6) for x in (*(ratios or RATIOS), best.ratio, served.ratio)}
     rows = tuple(row(geometry, memory, need, x) for x in sorted(chosen))
     reason = _reason(best, served, workload.concurrency)

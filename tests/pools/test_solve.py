@@ -15,6 +15,7 @@ from real_configurator import model_config
 from real_configurator import solve as sglang_solve
 
 from g4debug.cpu.geometry import E4B_256, TINY
+from g4debug.hooking import targets
 from g4debug.pools import config, solve
 from g4debug.pools.config import ConfigError, KVGeometry
 
@@ -119,6 +120,65 @@ def test_the_toy_models_with_their_kv_shared_layers(sglang, monkeypatch, tmp_pat
         )
         pools = solve.solve(mine, solve.Memory(1 << 33), ratio)
         assert (pools.full, pools.swa) == expected
+
+
+LAYERS = ["sliding_attention", "full_attention"] * 3
+PLAIN = {
+    "num_hidden_layers": 6, "hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 4,
+    "head_dim": 32, "sliding_window": 128, "vocab_size": 64, "intermediate_size": 64,
+    "torch_dtype": "bfloat16", "max_position_embeddings": 256,
+}  # fmt: skip
+OTHER_MODELS = {
+    "gpt_oss": ({"layer_types": LAYERS, "num_local_experts": 4}, "GptOssForCausalLM", 128),
+    "llama4": (
+        {"attention_chunk_size": 64, "model_type": "llama4_text"},
+        "Llama4ForConditionalGeneration", 65,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.skipif(not targets.matches(">=0.5.23"), reason="earlier releases lack some of them")
+@pytest.mark.parametrize("kind", OTHER_MODELS)
+def test_other_models_with_a_swa_pool(sglang, monkeypatch, tmp_path, kind):
+    import torch
+
+    text, architecture, window = OTHER_MODELS[kind]
+    if "model_type" in text:
+        plain = {k: v for k, v in PLAIN.items() if k != "sliding_window"}
+        made = {"model_type": kind, "text_config": {**plain, **text}, "torch_dtype": "bfloat16"}
+    else:
+        made = {"model_type": kind, **PLAIN, **text}
+    model = folder(tmp_path, {"architectures": [architecture], **made})
+    mine, real = config.read(model), model_config(model)
+    assert mine.full_layers == len(real.full_attention_layer_ids)
+    assert mine.swa_layers == len(real.swa_attention_layer_ids)
+    assert mine.window == window
+    assert not mine.gemma
+    for ratio in (0.15, 0.8):
+        expected = sglang_solve(monkeypatch, real, torch.bfloat16, ratio, 1 << 30, 64)
+        pools = solve.solve(mine, solve.Memory(1 << 30), ratio)
+        assert (pools.full, pools.swa) == expected
+
+
+def test_layers_of_unlike_size_and_a_pattern_in_place_of_types():
+    mimo = {
+        **PLAIN, "architectures": ["MiMoV2FlashForCausalLM"], "model_type": "mimo_v2_flash",
+        "hybrid_layer_pattern": [0, 1, 1, 0, 1, 1], "v_head_dim": 16, "swa_head_dim": 24,
+        "swa_v_head_dim": 8, "swa_num_key_value_heads": 2,
+    }  # fmt: skip
+    assert config.parse(mimo, "m") == KVGeometry(
+        "m", 2, 4, 4, 48, 2, 32, 129, "bfloat16", gemma=False
+    )
+    step = {
+        **PLAIN, "architectures": ["Step3p5ForCausalLM"], "layer_types": [*LAYERS, "a draft's"],
+        "num_key_value_heads": None, "num_attention_groups": 2,
+        "attention_other_setting": {"num_attention_groups": 1},
+    }  # fmt: skip
+    assert config.parse(step, "s") == KVGeometry(
+        "s", 3, 3, 2, 64, 1, 64, 129, "bfloat16", gemma=False
+    )
+    with pytest.raises(ConfigError, match="expected the kind of each of 6 layers"):
+        config.parse({**mimo, "hybrid_layer_pattern": [0, 2]})
 
 
 def test_the_published_models():
