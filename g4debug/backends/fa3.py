@@ -4,7 +4,7 @@ One class serves both. It calls ``flash_attn_with_kvcache``, a function of its m
 table, and ``forward_extend`` or ``forward_decode`` tells whose layer that is. The tables of a
 forward are ``page_table`` and, of a SWA pool, ``swa_page_table`` of its metadata. Any other one is
 made for a special purpose: the branches of a draft's tree, local attention, an encoder, a part of
-a prompt on each rank. Those are not judged.
+a prompt on each rank. Those are not judged. A prefill of MLA has none.
 """
 
 from __future__ import annotations
@@ -46,6 +46,11 @@ class Fa3(TableAdapter):
             **kwargs: Any,
         ) -> None:
             self._now = backend, layer, forward_batch
+            if getattr(forward_batch, "attn_attend_prefix_cache", None) is not None:
+                guard.not_guarded(
+                    "what a prefill of MLA reads of its prefix",
+                    "the model fetches it by a list of tokens, and hands the kernel K and V",
+                )
 
         def table_of(table: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
             if self._now is None or table is None:
@@ -71,6 +76,11 @@ class Fa3(TableAdapter):
         context.before("attn.fa3.extend", before_attention)
         context.before("attn.fa3.decode", before_attention)
         context.replace("attn.fa3.kernel", "page_table", table_of)
+
+    def learn(self, backend: Any, model_runner: Any, guard: Guarding) -> bool:
+        if getattr(backend, "use_mla", False):
+            guard.judged_in_part([backend])
+        return super().learn(backend, model_runner, guard)
 
     def indices(self, backend: Any, batch: Any) -> torch.Tensor | None:
         found: torch.Tensor | None = batch.req_pool_indices

@@ -135,6 +135,11 @@ TABLE: Final[tuple[StandIn, ...]] = (
         {".layers.attention.flashattention_backend:flash_attn_with_kvcache": ">=0.5.23"},
     ),
     *_at(
+        flash_attention.flash_attn_varlen_func,
+        "the attention kernel is CUDA only",
+        {".layers.attention.flashattention_backend:flash_attn_varlen_func": ">=0.5.23"},
+    ),
+    *_at(
         flash_attention.get_device_capability,
         "SGLang allows fa3 only on some GPUs",
         {".layers.attention.attention_registry:get_device_capability": ">=0.5.23"},

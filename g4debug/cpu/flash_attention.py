@@ -12,9 +12,11 @@ blocks; the result does not depend on it, so there is none.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 
-from g4debug.cpu.paged_attention import attend, refuse
+from g4debug.cpu.paged_attention import attend, attend_row, refuse
 
 # Options that only say how a GPU computes it.
 HOW = (
@@ -63,6 +65,36 @@ def flash_attn_with_kvcache(
         "flash_attn_with_kvcache", q, cache, page_table, cache_seqlens, cu_seqlens_q.tolist(),
         float(softmax_scale), 1.0, left, None, out, sinks,
     )  # fmt: skip
+
+
+def flash_attn_varlen_func(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    softmax_scale: float,
+    causal: bool,
+    **options: object,
+) -> torch.Tensor:
+    """The same without a cache: row b's keys are `k[cu_seqlens_k[b] : cu_seqlens_k[b + 1]]`.
+
+    K and V are `[tokens, heads, dim]`. So a prefill of MLA attends, whose K and V are spread out.
+    """
+    asked = {name: value for name, value in options.items() if name not in HOW}
+    refuse("flash_attn_varlen_func", {**asked, "causal=False": not causal})
+    out = torch.zeros((*q.shape[:2], v.shape[-1]), dtype=q.dtype)
+    starts, keys = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
+    for (begin, end), (first, last) in zip(pairwise(starts), pairwise(keys), strict=True):
+        if end > begin:
+            # One page as long as the row, [1, heads, tokens, dim].
+            cache = k[first:last].transpose(0, 1)[None], v[first:last].transpose(0, 1)[None]
+            attend_row(
+                out[begin:end], q[begin:end], cache, [0], 0, last - first,
+                float(softmax_scale), 1.0, -1, None,
+            )  # fmt: skip
+    return out
 
 
 def get_device_capability(*_args: object) -> tuple[int, int]:

@@ -8,7 +8,11 @@ import pytest
 import torch
 
 from g4debug.cpu import fault
-from g4debug.cpu.flash_attention import flash_attn_with_kvcache, get_scheduler_metadata
+from g4debug.cpu.flash_attention import (
+    flash_attn_varlen_func,
+    flash_attn_with_kvcache,
+    get_scheduler_metadata,
+)
 
 PAGE, PAGES, HEADS, KV_HEADS, DIM = 4, 16, 4, 2, 8
 LENGTHS, QUERIES = (3, 9, 14), (3, 2, 1)
@@ -70,6 +74,24 @@ def test_it_is_attention(left, sinks):
 def test_with_mla_the_score_has_two_parts():
     of = case(value_dim=12) | {"qv": drawn(sum(QUERIES), HEADS, 12)}
     got = flash_attn_with_kvcache(**of)
+    torch.testing.assert_close(got, by_hand(of), rtol=1e-4, atol=1e-5)
+
+
+def test_without_a_cache_the_keys_are_those_of_the_row():
+    """The same numbers, taken out of the cache."""
+    of = case(value_dim=12)
+    rows = [
+        [(int(table[i // PAGE]), i % PAGE) for i in range(n)]
+        for table, n in zip(of["page_table"], LENGTHS, strict=True)
+    ]
+    k, v = (
+        torch.stack([of[name][place] for row in rows for place in row])
+        for name in ("k_cache", "v_cache")
+    )
+    got = flash_attn_varlen_func(
+        of["q"], k, v, cu_seqlens_q=of["cu_seqlens_q"], softmax_scale=0.3, causal=True,
+        cu_seqlens_k=torch.tensor([0, *LENGTHS]).cumsum(0), max_seqlen_q=3, max_seqlen_k=14,
+    )  # fmt: skip
     torch.testing.assert_close(got, by_hand(of), rtol=1e-4, atol=1e-5)
 
 
