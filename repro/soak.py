@@ -147,7 +147,7 @@ def main() -> int:
         both = plain.completed and armed.completed
         alike, of = _alike(plain, armed, args.v2) if both else (0, 0)
         kept.good = both and not wrong and not findings and (alike == of or args.device == "cuda")
-        again = decided_again(args.device, kept.folder, console) if both else (True, "")
+        again = decided_again(args, kept.folder, console) if both else (True, "")
         kept.good &= again[0]
         tokens = f"{alike} of {of} requests got the same tokens in both runs."
         render.say(
@@ -160,12 +160,12 @@ def main() -> int:
     return kept.status
 
 
-def decided_again(device: str, folder: Path, console: Console) -> tuple[bool, str]:
+def decided_again(args: Namespace, folder: Path, console: Console) -> tuple[bool, str]:
     """Replay the armed run's tape, on the CPU engine: whether it passes, and the result."""
-    if device == "cuda":
+    if args.device == "cuda":
         return True, f"not here, since a replay needs the CPU engine. The tape: {folder / NAME}"
     with console.status("replay"):
-        return replayed(folder)
+        return replayed(folder, args.model)
 
 
 def _alike(plain: Outcome, armed: Outcome, v2: bool = False) -> tuple[int, int]:
