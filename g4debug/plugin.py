@@ -101,6 +101,7 @@ def _register(settings: Settings, plan: Plan) -> None:
 
         cpu.activate()
     from g4debug.faults import base as faults
+    from g4debug.faults import fitting
     from g4debug.findings.steps import Recorder
     from g4debug.fixes import base as fixes
     from g4debug.hooking.hooks import Hooks, also
@@ -127,6 +128,7 @@ def _register(settings: Settings, plan: Plan) -> None:
         settings.fixes,
     )
     injections = faults.install_all(plan, hooks)
+    fitting.install(injections, hooks)
     for install in also:
         install(hooks)
     if settings.tracers:
