@@ -1,4 +1,4 @@
-"""SGLang ends the only request of a server with HTTP 500: its own prompt has the room that it lacks.
+"""SGLang ends the only request of a server with HTTP 500, because its own prompt fills the pool.
 
 No fault is injected: this is SGLang as released, 0.5.12 to 0.5.15. It takes one request: a prompt
 that nearly fills the SWA pool, and an answer of more than a page. The prefix cache has the prompt
@@ -38,7 +38,9 @@ def judge_diagnosed(run: Outcome) -> str:
     seen = ended(run)
     if path := dump_path(run):
         raise Bad(f"A tracer has a finding, though nothing is corrupted: {path}.")
-    return f"{seen} No tracer has a finding, because nothing is corrupted: TRIAGE.md, 8, has the why."
+    return (
+        f"{seen} No tracer has a finding, because nothing is corrupted: TRIAGE.md, 8, has the why."
+    )
 
 
 def cpu(requests: int | None) -> Workload:

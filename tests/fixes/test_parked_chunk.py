@@ -216,7 +216,9 @@ class Branching(Pools):
         return self.allocator.swa_available_size() + self.tree.swa_evictable_size()
 
 
-@pytest.mark.skipif(targets.matches("<0.5.22"), reason="it hands all of a prompt over, or otherwise")
+@pytest.mark.skipif(
+    targets.matches("<0.5.22"), reason="it hands all of a prompt over, or otherwise"
+)
 @pytest.mark.parametrize("page", [1, 16, 64])
 @pytest.mark.parametrize("begin", [448, 640, 700])
 @pytest.mark.parametrize("bigram", [False, True])
