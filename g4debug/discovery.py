@@ -31,8 +31,8 @@ _OLDER: Final = "before_"
 # Modules in the same folders that are no items. Other rooms use them, so their names have no
 # underscore.
 _SHARED: Final = (
-    "base", "canary", "gate", "grammar", "hook_watch", "lists", "locations", "silence", "source",
-    "tables",
+    "base", "canary", "fitting", "gate", "grammar", "hook_watch", "lists", "locations",
+    "silence", "source", "tables",
 )  # fmt: skip
 
 

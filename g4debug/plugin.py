@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from g4debug import __version__, discovery
 from g4debug.dumps import launch
 from g4debug.faults.grammar import GrammarError, Plan, parse
+from g4debug.findings import names
 from g4debug.hooking import roles
 from g4debug.settings import Settings, SettingsError
 
@@ -65,6 +66,7 @@ def register() -> None:
 
     Raises SystemExit if something that the user asked for cannot be done.
     """
+    names.clean_log()
     ours = ("G4DEBUG_", "SGLANG_TRTLLM_MHA_DEBUG")
     with _armed_or_ended(any(name.startswith(ours) for name in os.environ)):
         settings = Settings.from_environ()
@@ -101,6 +103,7 @@ def _register(settings: Settings, plan: Plan) -> None:
 
         cpu.activate()
     from g4debug.faults import base as faults
+    from g4debug.faults import fitting
     from g4debug.findings.steps import Recorder
     from g4debug.fixes import base as fixes
     from g4debug.hooking.hooks import Hooks, also
@@ -127,6 +130,7 @@ def _register(settings: Settings, plan: Plan) -> None:
         settings.fixes,
     )
     injections = faults.install_all(plan, hooks)
+    fitting.install(injections, hooks)
     for install in also:
         install(hooks)
     if settings.tracers:

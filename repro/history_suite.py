@@ -316,12 +316,14 @@ def main() -> int:
     here = ([t for t in first if t.case not in away], [t for t in rest if t.case not in away])
     if args.device == CPU and not args.replay and on_gemma:
         here[1].extend(across_tasks(chosen, args.tool or list(TOOLS), args.seeds))
-    published = from_text(page.CELLS.read_text()) if args.published or args.replay else {}
+    on_page = from_text(page.CELLS.read_text()) if page.CELLS.is_file() else {}
+    published = on_page if args.published or args.replay else {}
     replayed = replay_all(chosen, args.seeds, folder, console) if args.replay else known_replays()
     found = run_all(here, args.jobs, folder, console, published)
     spoiled = [c for c in found if c.ended == SPOILED]
     cells = {c.id: c for c in found if c.ended != SPOILED}
-    cells = {**published, **elsewhere(folder, args.device, args.model), **cells}
+    others = {name: c for name, c in on_page.items() if c.model != args.model}  # they stay there
+    cells = {**others, **published, **elsewhere(folder, args.device, args.model), **cells}
     cells = with_right_answers(cells, known)
     by_model = table.by_model(known, cells.values(), replayed)
     rows = by_model.get(args.model, [])

@@ -1,4 +1,4 @@
-"""SGLang ends the only request of a server with HTTP 500: its own prompt has the room that it lacks.
+"""SGLang ends the only request of a server with HTTP 500, because its own prompt fills the pool.
 
 No fault is injected: this is SGLang as released, 0.5.12 to 0.5.15. It takes one request: a prompt
 that nearly fills the SWA pool, and an answer of more than a page. The prefix cache has the prompt

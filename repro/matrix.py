@@ -49,14 +49,17 @@ def main() -> int:
     for name in args.fault or ():
         if name not in names:
             parser.error(f"there is no fault {name!r}; there are: {', '.join(names)}")
-    faults: list[Fault] = [discovery.load("fault", n) for n in (args.fault or names)]
+    faults: list[Fault] = [discovery.load("fault", n) for n in names]
+    wanted = set(args.fault or names)
     console = Console(highlight=False)
     with logs("matrix", console, "Logs, dumps and results are in:", given=args.results) as left:
         toy, folder = toys.load(args.model), results_of(left.folder, args.model)
         every = drills([f for f in faults if not f.absent], toy)
-        todo = [d for d in every if not d.without]
-        without = {f"{d.fault.id}={d.chain}": d.without for d in every if d.without}
-        left_out(console, without, args.model)
+        todo = [d for d in every if not d.without and d.fault.id in wanted]
+        without = [d for d in every if d.without]
+        mine = {str(d): d.without for d in without if d.fault.id in wanted}
+        left_out(console, mine, args.model)
+        not_run = [d for d in every if not d.without and d.fault.id not in wanted]
         # A fault is compared with a run on the same attention backend, with a draft or without.
         servers = dict.fromkeys([("", bool(toy.draft)), *((d.fault.backend, d.mtp) for d in todo)])
         clean = {
@@ -83,7 +86,7 @@ def main() -> int:
         if args.out or not args.fault:
             out = args.out or page(DOCS, "matrix", args.model)
             out.parent.mkdir(exist_ok=True)
-            out.write_text(markdown(list(clean.values()), rows, args.model, without))
+            out.write_text(markdown(list(clean.values()), rows, args.model, without, not_run))
             render.for_copying(console, "The table is written to:", str(out))
         left.good = all(r.good for r in rows) and all(c.good for c in clean.values())
     return left.status

@@ -44,7 +44,7 @@ class CliError(Exception):
 
 def one_line(text: str) -> str:
     """``text`` on one line, with everything that could steer a terminal escaped."""
-    from g4debug.reporters.text import clean
+    from g4debug.findings.names import clean
 
     return clean(" ".join(text.split()))
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from g4debug.cli import CliError, add_console_arguments, no_traceback, present
+from g4debug.findings.names import name
 
 if TYPE_CHECKING:
     from g4debug.findings.record import TrapRecord
@@ -58,14 +59,14 @@ def one_of(known: list[str], rid: str, source: str) -> str:
     if len(found) == 1:
         return found[0]
     if found:
-        problem = f"the ids of {len(found)} requests begin with {rid!r}: {listed(found)}"
+        problem = f"the ids of {len(found)} requests begin with '{name(rid)}': {listed(found)}"
         raise CliError(f"{source}: {problem}; give more of it")
     near = difflib.get_close_matches(rid, known, SHOWN, 0.5)
     hint = "it knows no request" if not known else f"it knows {listed(near or known[::-1])}"
-    raise CliError(f"{source}: no request {rid!r}; {hint}")
+    raise CliError(f"{source}: no request '{name(rid)}'; {hint}")
 
 
 def listed(rids: list[str]) -> str:
     """The first of them, and how many more there are."""
     more = f" and {len(rids) - SHOWN} more" if len(rids) > SHOWN else ""
-    return ", ".join(rids[:SHOWN]) + more
+    return ", ".join(map(name, rids[:SHOWN])) + more

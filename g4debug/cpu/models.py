@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -79,16 +80,29 @@ def write_once(
 ) -> None:
     """Write the checkpoints into `directory`, unless it has this stamp already.
 
-    Several processes may do this at once: the directory appears by one rename.
+    Several processes may do this at once: one of them writes, and the directory appears by one
+    rename.
     """
     if _stamp_of(directory) == stamp:
         return
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with directory.with_name(f"{directory.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _write(directory, stamp, checkpoints)
+
+
+def _write(
+    directory: Path, stamp: Mapping[str, Any], checkpoints: Callable[[], Iterable[Checkpoint]]
+) -> None:
+    if _stamp_of(directory) == stamp:
+        return  # another process was faster
     if directory.exists() and _stamp_of(directory) is None and any(directory.iterdir()):
         raise FileExistsError(
             f"{directory} has other files in it: choose an empty directory, or one that g4debug "
             "wrote."
         )
     draft = directory.with_name(f"{directory.name}.{os.getpid()}.tmp")
+    draft.mkdir(exist_ok=True)
     try:
         for checkpoint in checkpoints():
             folder = draft / checkpoint.folder
@@ -97,8 +111,6 @@ def write_once(
             _write_json(folder / "config.json", checkpoint.config)
             _save_tokenizer(folder, checkpoint)
         _write_json(draft / STAMP, stamp)
-        if _stamp_of(directory) == stamp:
-            return  # another process was faster
         shutil.rmtree(directory, ignore_errors=True)
         draft.rename(directory)
     finally:

@@ -7,13 +7,12 @@ import logging
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Literal
 
 from g4debug import discovery
 from g4debug.faults.grammar import Action, Chain, GrammarError, Plan
 from g4debug.hooking import targets
-from g4debug.hooking.hooks import Hooks, Isolated, Order
+from g4debug.hooking.hooks import Hooks, Order
 from g4debug.hooking.older import older_module
 
 logger = logging.getLogger("g4debug")
@@ -230,19 +229,7 @@ def install_all(plan: Plan, hooks: Hooks) -> tuple[Injection, ...]:
         hooks.before("batch.prepare_for_decode", Order.FAULT, "clock", clock.prepare)
         hooks.before("scheduler.run_batch", Order.FAULT, "clock", clock.tick)
         hooks.before("scheduler.init", Order.FAULT, "clock", clock.attach)
-        told = Isolated(partial(_fitting, [i.fault for i in injections]), _not_told, watches=True)
-        hooks.after("scheduler.init", Order.FAULT, "clock", told)
     return tuple(injections)
-
-
-def _fitting(faults: list[Fault], result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
-    from g4debug.faults import _fitting as fitting  # needs torch, which a list of faults does not
-
-    fitting.tell(faults, scheduler)
-
-
-def _not_told(error: Exception) -> None:
-    logger.error("g4debug: which faults can fire here is not known", exc_info=error)
 
 
 def _refuse_impossible(fault: Fault, action: Action) -> None:

@@ -3,8 +3,8 @@
 Source, for Gemma-4: SGLang 0.5.12.post1, ``utils/hf_transformers/config.py:136`` (which attributes
 of a checkpoint describe the sliding layers) and ``configs/model_config.py``
 (``_derive_model_shapes``, ``get_num_kv_heads``, ``get_swa_num_kv_heads``,
-``get_hybrid_layer_ids``). For the others, which earlier releases do not all know: the same functions
-of 0.5.23, and each model's ``get_attention_sliding_window_size``.
+``get_hybrid_layer_ids``). For the others, which earlier releases do not all know: the same
+functions of 0.5.23, and each model's ``get_attention_sliding_window_size``.
 """
 
 from __future__ import annotations

@@ -15,8 +15,9 @@ from rich.text import Text
 
 from g4debug.dumps.heads import Head, quoted
 from g4debug.dumps.incidents import Dump, Incident, seconds_after
+from g4debug.findings.names import clean
 from g4debug.reporters import json
-from g4debug.reporters.text import NOTHING_FOUND, OTHER_RANK, clean, counted, shorten, symbols_for
+from g4debug.reporters.text import NOTHING_FOUND, OTHER_RANK, counted, shorten, symbols_for
 
 CHECK_WIDTH = 15  # as long as "flight-recorder"
 MANY = 8  # dumps; a command that names more of them is longer than anybody copies

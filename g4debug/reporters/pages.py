@@ -12,7 +12,7 @@ from jinja2 import ChoiceLoader, Environment, FileSystemLoader, PackageLoader, S
 from markupsafe import Markup
 
 from g4debug import __version__
-from g4debug.reporters.text import clean
+from g4debug.findings.names import clean
 
 
 @cache

@@ -7,9 +7,9 @@ from typing import IO
 from rich.console import Console
 from rich.text import Text
 
+from g4debug.findings.names import clean
 from g4debug.pools.plan import Plan, Row
 from g4debug.reporters import json
-from g4debug.reporters.text import clean
 
 HEAD = ("ratio", "full tokens", "SWA tokens", "full holds", "SWA holds", "holds", "binds")
 POOL = {"full": "full", "swa": "SWA", "both": "both", "none": "neither"}

@@ -9,6 +9,8 @@ from typing import NamedTuple, TypeVar
 from rich.console import Console
 from rich.text import Text
 
+from g4debug.findings.names import clean
+
 MAX_TEXT = 2000  # characters of one field; --json has all of it
 NARROW = 20  # columns that a text gets at least, however far it is indented
 OTHER_RANK = "other-rank"  # kind of the dump of a rank that found nothing
@@ -52,20 +54,6 @@ def symbols_for(encoding: str) -> Symbols:
     except (UnicodeError, LookupError):
         return ASCII
     return UNICODE
-
-
-def clean(text: str) -> str:
-    """``text`` with every character that is not printable written as an escape.
-
-    A dump may come from a stranger. An escape sequence in a request id must not reach the
-    terminal, and neither a newline nor a right-to-left mark may rearrange the report.
-    """
-    if text.isprintable():
-        return text
-    return "".join(
-        c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode("ascii")
-        for c in text
-    )
 
 
 def cleaned(value: T, one: Callable[[str], str] = clean) -> T:

@@ -10,7 +10,8 @@ from rich.text import Text
 from g4debug.autopsy import logs
 from g4debug.autopsy.logs import Found
 from g4debug.findings.memory_map import MemoryMap
-from g4debug.reporters.text import clean, hang
+from g4debug.findings.names import clean
+from g4debug.reporters.text import hang
 
 SHOWN = 160  # characters of a log's line
 

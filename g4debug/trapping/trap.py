@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from g4debug.dumps import errors, heads, writing
+from g4debug.findings import names
 from g4debug.findings.launch_memory import Stop
 from g4debug.findings.peer_ranks import PeerRanks
 from g4debug.findings.record import Evidence, Finding, Table, TrapRecord
@@ -20,6 +21,7 @@ from g4debug.findings.status import Status
 from g4debug.findings.tape_record import shortened
 from g4debug.settings import Settings
 
+MOST_LINES = 50  # of a text in the log; the dump has all of it
 REMEMBERED = 20  # earlier findings that the flight recorder may refer to
 logger = logging.getLogger("g4debug")
 
@@ -39,14 +41,13 @@ class TrapError(RuntimeError):
 
 def lines(finding: Finding, path: Path | None, problem: str) -> list[str]:
     """The lines of the log and of the exception: headline, expected, got, dump, next command."""
-    under = "\n            "
     out = [
-        finding.headline,
-        f"  expected: {finding.expected}",
-        "  got:      " + finding.got.replace("\n", under),
+        headline(finding),
+        f"  expected: {_said(finding, finding.expected)}",
+        f"  got:      {_said(finding, finding.got)}",
     ]
     if finding.cause:
-        out.append("  likely:   " + finding.cause.replace("\n", under))
+        out.append(f"  likely:   {_said(finding, finding.cause)}")
     if path is not None:
         out += [
             f"  dump:     {heads.quoted(path)}",
@@ -55,6 +56,21 @@ def lines(finding: Finding, path: Path | None, problem: str) -> list[str]:
     else:
         out.append(f"  no dump:  {problem}")
     return out
+
+
+def headline(finding: Finding) -> str:
+    """The headline as it is logged: the client may have chosen the id of the request in it."""
+    return names.line(_named(finding, finding.headline))
+
+
+def _said(finding: Finding, text: str) -> str:
+    """A text of one or more lines, below each other behind their label."""
+    return "\n            ".join(map(names.line, _named(finding, text).split("\n")[:MOST_LINES]))
+
+
+def _named(finding: Finding, text: str) -> str:
+    rid = finding.location.request
+    return text.replace(rid, names.name(rid)) if rid else text
 
 
 class Trap:
@@ -111,7 +127,7 @@ class Trap:
         count = self._seen[key]
         if not raising and not each and count > 1:
             if str(count).strip("0") == "1":
-                logger.error("%s (seen %d times)", finding.headline, count)
+                logger.error("%s (seen %d times)", headline(finding), count)
             return
         self.others.ending |= raising
         budget = self.settings.max_dumps
@@ -132,7 +148,7 @@ class Trap:
         kind = f"{finding.check}: {finding.kind}"
         if why and kind not in self.doubted:
             self.doubted[kind] = f"{finding.headline} ({why})"
-            logger.warning("g4debug: this is not reported, because %s: %s", why, finding.headline)
+            logger.warning("g4debug: this is not reported, because %s: %s", why, headline(finding))
         return bool(why)
 
     def report_end(self, finding: Finding, evidence: Evidence | None = None) -> Path | None:

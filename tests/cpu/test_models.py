@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
+import multiprocessing
+import os
+import time
 
 import pytest
 import torch
@@ -118,7 +122,7 @@ def test_writing_again_does_nothing_and_another_seed_rewrites(tmp_path):
     assert not torch.equal(first, tensors(target)["lm_head.weight"])
     models.write(models.TINY, folder)
     assert torch.equal(first, tensors(target)["lm_head.weight"])
-    assert [p.name for p in tmp_path.iterdir()] == ["m"]
+    assert {p.name for p in tmp_path.iterdir()} == {"m", "m.lock"}
 
 
 def test_a_strangers_directory_is_not_deleted(tmp_path):
@@ -238,3 +242,25 @@ def test_the_centroid_head_finds_the_row():
     place[ordering] = torch.arange(MIDDLE.vocab)
     wanted = place[(u @ head.T).argmax(1)] // (MIDDLE.vocab // MIDDLE.centroids)
     assert (top == wanted[:, None]).any(1).float().mean() > 0.99
+
+
+def test_of_several_processes_one_writes(tmp_path):
+    """Each that wrote would take the folder away from under one that reads it already."""
+    folder, told = tmp_path / "m", tmp_path / "told"
+    told.mkdir()
+
+    def checkpoints():
+        (told / str(os.getpid())).touch()
+        time.sleep(0.3)
+        return ()
+
+    write = functools.partial(models.write_once, folder, {"stamp": 1}, checkpoints)
+    context = multiprocessing.get_context("fork")
+    others = [context.Process(target=write) for _ in range(3)]
+    for other in others:
+        other.start()
+    for other in others:
+        other.join()
+    assert [other.exitcode for other in others] == [0, 0, 0]
+    assert len(list(told.iterdir())) == 1
+    assert models._stamp_of(folder) == {"stamp": 1}

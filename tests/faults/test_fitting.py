@@ -9,7 +9,7 @@ import pytest
 from g4debug import discovery
 from g4debug.combinations import seen
 from g4debug.combinations.seen import Combination
-from g4debug.faults._fitting import idle
+from g4debug.faults.fitting import idle, install
 
 FAULT = discovery.load("fault", "page-oob")
 LLAMA = Combination(
@@ -44,7 +44,7 @@ def test_it_is_told_when_the_scheduler_is_there(sglang, caplog, monkeypatch):
     from g4debug.hooking.hooks import Hooks
 
     hooks = Hooks()
-    base.install_all(parse("rank-divergence=on"), hooks)
+    install(base.install_all(parse("rank-divergence=on"), hooks), hooks)
     scheduler = SimpleNamespace(server_args=SimpleNamespace(tp_size=1))
     (after,) = [e.after for e in hooks._entries["scheduler.init"] if e.after is not None]
     assert after("result", scheduler) == "result"

@@ -122,7 +122,7 @@ long = pytest.mark.long("two engines for each kind of server")
     ],
 )
 def test_needed_gives_a_healthy_server_its_own_answers_bit_for_bit(tmp_path, mtp, radix, chunk):
-    """chunk: tokens of a prefill chunk, 0 for SGLang's own choice, which is longer than a prompt."""
+    """chunk: tokens of a prefill chunk, 0 for SGLang's own choice: longer than a prompt."""
 
     def run(name: str, **environ: str):
         return drive(tmp_path / name, str(DRIVER), mtp, radix, chunk, **environ)

@@ -1,4 +1,4 @@
-"""repro/idle_admission.py as a user runs it: the server stands, g4debug says why, the fix serves."""
+"""repro/idle_admission.py as a user runs it: it stands, g4debug says why, the fix serves."""
 
 from __future__ import annotations
 

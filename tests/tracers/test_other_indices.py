@@ -19,7 +19,7 @@ from g4debug import plugin
 from g4debug.tracers.pool_leak.tracer import PoolLeakTracer
 
 ARGUMENTS = {"enable_unified_memory": True, "dcp_size": 2}
-OF_A_FORWARD = {**ARGUMENTS, "enable_dp_attention": True}
+OF_A_FORWARD = {**ARGUMENTS, "enable_dp_attention": True, "attn_cp_size": 2}
 
 
 def with_argument(rig, name):

@@ -9,13 +9,15 @@ from __future__ import annotations
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from g4debug.findings.record import RequestEvent
 from g4debug.hooking import req_kv
 from g4debug.tracers.base import Context
+from g4debug.tracers.flight_recorder import work
 from g4debug.tracers.flight_recorder.taping import outputs
+from g4debug.tracers.flight_recorder.work import Place
 from g4debug.trapping.describe import Describer
 
 KEPT = 2048  # events of all requests together: some 100 ms to write into a dump
@@ -25,21 +27,6 @@ NUMBERED = ARRIVALS[0]  # those that are on the tape
 QUOTED = re.compile(r"[\\'\"`:={}\[\]<>]")
 LONGEST = 120
 LARGEST = 1 << 40  # whatever the user asks for
-HELD = {  # where SGLang holds requests: the path from its scheduler, and the name for a reader
-    "waiting_queue": ("waits", "waiting queue"),
-    "grammar_manager.grammar_queue": ("waits", "grammar queue"),
-    "grammar_queue": ("waits", "grammar queue"),
-    "chunked_req": ("runs", "chunk in progress"),
-    "cur_batch.reqs": ("runs", "batch"),
-    "last_batch.reqs": ("runs", "batch"),
-    "running_batch.reqs": ("runs", "batch"),
-    "running_mbs.reqs": ("runs", "batch"),  # one for each stage of a pipeline
-    "disagg_prefill_bootstrap_queue.queue": ("waits", "queue for the other server"),
-    "disagg_prefill_inflight_queue": ("waits", "queue of transfers"),
-    "disagg_decode_prealloc_queue.queue": ("waits", "queue for the other server"),
-    "disagg_decode_prealloc_queue.retracted_queue": ("waits", "queue of retracted requests"),
-    "disagg_decode_transfer_queue.queue": ("waits", "queue of transfers"),
-}
 STOPS = {
     "FINISH_LENGTH": "length",
     "FINISH_MATCHED_TOKEN": "stop: a token",
@@ -141,23 +128,14 @@ class RequestEvents:
 
     def _now(self) -> list[RequestEvent]:
         found: dict[str, RequestEvent] = {}
-        for path, (kind, where) in HELD.items():
-            held: list[Any] = [self.recorder.scheduler]
-            for name in path.split("."):
-                found_there = [getattr(one, name, None) for one in held]
-                held = [one for there in found_there for one in _each(there)]
-            for entry in held:
-                req = getattr(entry, "req", entry)  # disaggregation has entries of its own
-                rid = str(getattr(req, "rid", ""))
-                if rid and rid not in found and not req.finished():
-                    found[rid] = RequestEvent(
-                        self.recorder.step, time.time_ns(), rid, kind, **facts(req), note=where
-                    )
+        for req, queue in work.held(self.recorder.scheduler):
+            rid = str(getattr(req, "rid", ""))
+            if rid and rid not in found and not req.finished():
+                kind = "runs" if queue.place in (Place.RUNS, Place.CHUNK) else "waits"
+                found[rid] = RequestEvent(
+                    self.recorder.step, time.time_ns(), rid, kind, **facts(req), note=queue.name
+                )
         return list(found.values())
-
-
-def _each(held: Any) -> Iterable[Any]:
-    return held if isinstance(held, (list, deque, tuple)) else (held,)
 
 
 def facts(req: Any) -> dict[str, int]:

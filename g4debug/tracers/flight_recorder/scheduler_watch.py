@@ -138,7 +138,7 @@ class SchedulerWatch:
                 return True
         if made is not None:
             finding, dump = made
-            logger.error("%s", "\n".join(lines(finding, dump, "")))
+            logger.error("\n".join(lines(finding, dump, "")))
             said = Stop(finding.check, finding.kind, finding.headline, str(dump))
             self.others.stop_for(pid, said)
             self._look_into_core(pid, dump, born)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator
 from enum import Enum
 from typing import Any, NamedTuple
 
+from g4debug.findings import names
 from g4debug.hooking import req_kv
-
-LONGEST = 80  # characters of an id
 
 
 class Place(Enum):
@@ -36,31 +36,70 @@ class Work(NamedTuple):
     place: Place
 
 
-# SGLang's queues for disaggregation; "queue" is the list in those that are objects.
-_PEERS = (
-    "disagg_prefill_bootstrap_queue", "disagg_prefill_inflight_queue",
-    "disagg_decode_prealloc_queue", "disagg_decode_transfer_queue",
-)  # fmt: skip
+class Queue(NamedTuple):
+    """Where SGLang has requests: the path from its scheduler, and its name for a reader.
+
+    passing: these requests are in another one, too, before long.
+    """
+
+    path: str
+    place: Place
+    name: str
+    passing: bool = False
+
+
+QUEUES = (
+    Queue("chunked_req", Place.CHUNK, "chunk in progress"),  # also in a batch while it runs
+    Queue("running_batch.reqs", Place.RUNS, "batch"),
+    Queue("running_mbs.reqs", Place.RUNS, "batch"),  # one for each stage of a pipeline
+    Queue("cur_batch.reqs", Place.RUNS, "batch", passing=True),
+    Queue("last_batch.reqs", Place.RUNS, "batch", passing=True),
+    Queue("waiting_queue", Place.QUEUE, "waiting queue"),
+    Queue("grammar_manager.grammar_queue", Place.GRAMMAR, "grammar queue"),
+    Queue("disagg_prefill_bootstrap_queue.queue", Place.PEER, "queue for the other server"),
+    Queue("disagg_prefill_inflight_queue", Place.PEER, "queue of transfers"),
+    Queue(
+        "disagg_decode_prealloc_queue.retracted_queue",
+        Place.RETRACTED,
+        "queue of retracted requests",
+    ),
+    Queue("disagg_decode_prealloc_queue.queue", Place.PEER, "queue for the other server"),
+    Queue("disagg_decode_transfer_queue.queue", Place.PEER, "queue of transfers"),
+)
+
+
+def held(scheduler: Any) -> Iterator[tuple[Any, Queue]]:
+    """All requests of a scheduler, and where they are. One may be there several times."""
+    for queue in QUEUES:
+        found = [scheduler]
+        for name in queue.path.split("."):
+            found = [one for there in found for one in _each(getattr(there, name, None))]
+        for entry in found:
+            # Disaggregation has its requests in entries of its own.
+            yield getattr(entry, "req", entry), queue
+
+
+def _each(there: Any) -> Iterable[Any]:
+    if there is None:
+        return ()
+    return there if isinstance(there, (list, tuple, deque)) else (there,)
 
 
 def of(scheduler: Any) -> list[Work]:
-    """The work of a scheduler: what runs first, then the chunk, then the queues in their order.
+    """The work of a scheduler: the chunk first, then what runs, then the queues in their order.
 
     A paused engine has none: nothing is due there. A request that has ended is none.
     """
     if scheduler is None or getattr(scheduler, "_engine_paused", False):
         return []
-    chunk = getattr(scheduler, "chunked_req", None)
+    stored = _stores(scheduler)
     found: dict[int, Work] = {}  # a request may be in several batches
-    for n, request in enumerate(running(scheduler)):
-        if request is None or request is not chunk:
-            found[n if request is None else id(request)] = Work(request, Place.RUNS)
-    if chunk is not None:
-        found[id(chunk)] = Work(chunk, Place.CHUNK)
-    begun = [work for work in found.values() if not _has_ended(work.request)]
-    place = Place.STORAGE if _stores(scheduler) else Place.QUEUE
-    queued = [Work(request, place) for request in getattr(scheduler, "waiting_queue", ())]
-    return begun + queued + _others(scheduler)
+    for request, queue in held(scheduler):
+        place = Place.STORAGE if stored and queue.place is Place.QUEUE else queue.place
+        ended = place in (Place.RUNS, Place.CHUNK) and _has_ended(request)
+        if not queue.passing and not ended:
+            found.setdefault(id(request), Work(request, place))
+    return list(found.values())
 
 
 def outside(scheduler: Any) -> Iterator[str]:
@@ -71,17 +110,9 @@ def outside(scheduler: Any) -> Iterator[str]:
         yield "its prefix from storage"
 
 
-def running(scheduler: Any) -> list[Any]:
-    """The requests of the batches that decode: one, or one for each pipeline stage."""
-    batches = (getattr(scheduler, "running_batch", None), *(getattr(scheduler, "running_mbs", ())))
-    return [r for batch in batches for r in getattr(batch, "reqs", None) or ()]
-
-
 def name(request: Any) -> str:
-    """A request's id in a sentence. The client may have chosen it: of any length and characters."""
-    rid = str(getattr(request, "rid", ""))
-    text = "".join(c if c.isprintable() else "?" for c in rid[:LONGEST])
-    return text + ("…" if len(rid) > LONGEST else "")
+    """A request's id in a sentence."""
+    return names.name(getattr(request, "rid", ""))
 
 
 def holds_memory(request: Any) -> bool:
@@ -92,24 +123,6 @@ def holds_memory(request: Any) -> bool:
 def _has_ended(request: Any) -> bool:
     ended = getattr(request, "finished", None)
     return ended is not None and bool(ended())
-
-
-def _others(scheduler: Any) -> list[Work]:
-    """What is in no queue of the scheduler's own."""
-    grammars = getattr(scheduler, "grammar_manager", None)
-    found = _in(getattr(grammars, "grammar_queue", ()), Place.GRAMMAR)
-    for name in _PEERS:
-        queue = getattr(scheduler, name, None)
-        if queue is not None:
-            found += _in(getattr(queue, "retracted_queue", ()), Place.RETRACTED)
-            found += _in(getattr(queue, "queue", queue), Place.PEER)
-    return found
-
-
-def _in(queue: Any, place: Place) -> list[Work]:
-    entries: Iterable[Any] = queue if isinstance(queue, Iterable) else ()
-    # Disaggregation has its requests in entries of its own.
-    return [Work(getattr(entry, "req", entry), place) for entry in entries]
 
 
 def _stores(scheduler: Any) -> bool:

@@ -208,6 +208,9 @@ class Drill:
     mtp: bool = True
     without: str = ""
 
+    def __str__(self) -> str:
+        return f"{self.fault.id}={self.chain}"
+
 
 def drills(faults: Sequence[Fault], toy: Toy) -> list[Drill]:
     """The drills of the faults on a model: those on a server that drafts come first.

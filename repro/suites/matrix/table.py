@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from types import MappingProxyType
 
 from harness.pages import fill
 from harness.render import Block
 
 from g4debug import discovery
 from g4debug.cpu.server import DEFAULT
-from suites.matrix.drill import REQUESTS, WAVES, Clean, Row
+from suites.matrix.drill import REQUESTS, WAVES, Clean, Drill, Row
 
 
 def entry(row: Row, tracer: str) -> str:
@@ -41,11 +40,13 @@ def markdown(
     clean: Sequence[Clean],
     rows: Iterable[Row],
     model: str = DEFAULT,
-    without: Mapping[str, str] = MappingProxyType({}),
+    without: Sequence[Drill] = (),
+    not_run: Sequence[Drill] = (),
 ) -> str:
     """The table with its legend. The numbers differ a little from run to run.
 
-    without: the drills that the model cannot have, and why.
+    without: the drills that the model cannot have. not_run: those that it has, and that did not run
+    this time.
     """
     return fill(
         Path(__file__).with_name("page.md.j2"),
@@ -53,6 +54,7 @@ def markdown(
         rows=rows,
         model="" if model == DEFAULT else model,
         without=without,
+        not_run=not_run,
         tracers=discovery.names("tracer"),
         entry=entry,
         waves=WAVES,

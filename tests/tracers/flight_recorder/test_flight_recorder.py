@@ -342,8 +342,8 @@ def clock(monkeypatch):
 
 def scheduler(waiting: int = 0, running: int = 0, **more):
     return SimpleNamespace(
-        waiting_queue=[None] * waiting,
-        running_batch=SimpleNamespace(reqs=[None] * running),
+        waiting_queue=[object() for _ in range(waiting)],
+        running_batch=SimpleNamespace(reqs=[object() for _ in range(running)]),
         **more,
     )
 

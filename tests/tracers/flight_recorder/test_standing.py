@@ -294,7 +294,7 @@ def test_all_work_and_where_it_is():
         disagg_prefill_inflight_queue=[Request("f")],
     )
     assert [(w.request.rid, w.place) for w in work.of(scheduler)] == [
-        ("a", Place.RUNS), ("b", Place.RUNS), ("c", Place.CHUNK), ("d", Place.QUEUE),
+        ("c", Place.CHUNK), ("a", Place.RUNS), ("b", Place.RUNS), ("d", Place.QUEUE),
         ("e", Place.GRAMMAR), ("f", Place.PEER),
     ]  # fmt: skip
     scheduler._engine_paused = True
@@ -480,19 +480,21 @@ def test_a_retracted_request_that_is_overtaken_starves(server):
     ("queue", "holds", "told"),
     [
         ("disagg_prefill_inflight_queue", True, []),
-        ("disagg_decode_transfer_queue", True, []),
-        ("disagg_prefill_bootstrap_queue", False, ["hang: 1"]),
+        ("disagg_decode_transfer_queue.queue", True, []),
+        ("disagg_prefill_bootstrap_queue.queue", False, ["hang: 1"]),
     ],
 )
 def test_memory_that_a_transfer_holds_is_for_the_other_server_to_free(server, queue, holds, told):
     """A decode server that is slow lets its prefill server wait, and SGLang ends that by itself."""
     sent = Request("sent", 64 * holds)
     sent.req_pool_idx = 0 if holds else None
-    setattr(server.has, queue, [sent])
+    name, _, inside = queue.partition(".")
+    held = [sent]
+    setattr(server.has, name, SimpleNamespace(**{inside: held}) if inside else held)
     server.has.waiting_queue.append(Request("next"))
     server.turn(2 * LIMIT)
     assert server.told == told
-    getattr(server.has, queue).clear()
+    held.clear()
     server.turn(2 * LIMIT)
     assert server.told == ["hang: 1"]
 

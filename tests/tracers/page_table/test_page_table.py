@@ -102,6 +102,28 @@ def test_raise_mode_stops_before_the_kernel_and_says_where(arm, mode, pool):
     assert error.value.finding.expected.endswith(f"for this cell, page {page}")
 
 
+def test_a_layer_without_a_window_is_not_judged_in_a_swa_pool(arm):
+    """As Llama-4's (``use_irope``), of which it is not known what they read."""
+    dumps = arm(**DEBUG)
+    rig = Rig()
+    for number, layer in enumerate(rig.layers):
+        if LAYERS[number]:
+            layer.sliding_window_size = -1
+    backend, batch = prepared(rig)
+    handed = backend.forward_metadata.swa_page_table
+    corrupt(backend, "swa", row=2, column=6)
+    for number, layer in enumerate(rig.layers):
+        table = backend._get_layer_page_table(layer, batch)
+        assert (table is handed) is LAYERS[number]
+    assert not list(dumps.glob("*.pt"))
+    (limit,) = plugin.in_force.recorder.status.part("page-table").record().limits
+    assert "without a window" in limit.what
+    backend.init_forward_metadata(batch)
+    corrupt(backend, "full", row=2, column=6)
+    with pytest.raises(TrapError, match="full"):
+        rig.forward(backend, batch)
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("pool", TABLES)
 def test_unguarded_the_same_cell_breaks_the_device(sglang, mode, pool):

@@ -157,10 +157,14 @@ def test_a_mask_that_is_too_short(arm):
     arm(**DEBUG)
     rig = TritonRig()
     backend, batch = prepared(rig, "target_verify")
-    backend.forward_metadata.custom_mask = backend.forward_metadata.custom_mask[:-1]
+    mask = backend.forward_metadata.custom_mask = backend.forward_metadata.custom_mask[:-1]
     with pytest.raises(TrapError) as error:
         run(rig, backend, batch)
-    assert error.value.finding.kind == "mask-bounds"
+    finding = error.value.finding
+    assert finding.kind == "mask-bounds"
+    assert f"but the mask has only {len(mask)} cells" in finding.headline
+    assert finding.expected.startswith("a mask that holds the row's part, which begins at ")
+    assert finding.got == f"a mask of {len(mask)} cells"
 
 
 def in_graph(rig, backend, mode, requests):
