@@ -14,7 +14,7 @@ def parts(backend: Any) -> Iterator[Any]:
     while found:
         part = found.pop()
         yield part
-        for value in vars(part).values():
+        for value in getattr(part, "__dict__", {}).values():
             for each in value if isinstance(value, (list, tuple)) else (value,):
                 if isinstance(each, AttentionBackend) and id(each) not in seen:
                     seen.add(id(each))

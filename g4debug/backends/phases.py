@@ -113,9 +113,13 @@ def asked(server_args: Any) -> dict[str, str]:
 
 
 def selected(backend: Any, mode: Any) -> Any:
-    """The backend that runs this mode: one half of a hybrid, or the backend itself."""
+    """The backend that runs this mode: one half of a hybrid, or the backend itself.
+
+    Of one for layers with attention and linear ones, that of the layers with attention.
+    """
     select = getattr(backend, "_select_backend", None)
-    return backend if select is None else select(mode)
+    found = backend if select is None else select(mode)
+    return getattr(found, "full_attn_backend", found)
 
 
 def _inner(backend: Any) -> Any:

@@ -37,6 +37,13 @@ def test_a_phase_that_the_adapter_does_not_judge_is_not_guarded(monkeypatch):
     assert line.endswith("draft on triton; NOT guarded: verify, draft")
 
 
+def test_of_layers_of_two_kinds_those_with_attention_count():
+    """As in HybridLinearAttnBackend, maybe in a half of HybridAttnBackend."""
+    both = SimpleNamespace(full_attn_backend=TARGET, linear_attn_backend=SimpleNamespace())
+    assert phases.selected(both, None) is TARGET
+    assert phases.selected(SimpleNamespace(_select_backend=lambda mode: both), None) is TARGET
+
+
 @pytest.mark.parametrize(
     ("args", "backends"),
     [

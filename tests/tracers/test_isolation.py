@@ -78,6 +78,15 @@ def test_only_the_failed_hook_is_off(context):
     assert seen == [(3,)]
 
 
+def test_an_argument_is_replaced_if_it_is_there_and_the_hook_works(context):
+    context.replace(SITE, "x", lambda value, given: value + given["y"])
+    assert call(context, 1, x=2, y=3) == ("original", (1,), {"x": 5, "y": 3})
+    assert call(context, 1) == ("original", (1,), {})
+    assert call(context, x=2) == ("original", (), {"x": 2})  # it failed: its own value
+    assert context.disabled == "KeyError: 'y'"
+    assert call(context, x=2, y=3) == ("original", (), {"x": 2, "y": 3})
+
+
 def test_an_exception_is_told_to_the_tracer_and_goes_on(context):
     told = []
     context.on_exception(SITE, lambda: told.append(1))
