@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 
+from g4debug import speculation
 from g4debug.faults._allocator import part
+from g4debug.faults._spec import asks_for
 from g4debug.faults.base import Injection
 from g4debug.faults.grammar import Action
 from g4debug.hooking import req_kv
@@ -23,6 +25,9 @@ TASKS = {
     "full": "do it in the full pool",
     "swa": "do it in the SWA pool",
 }
+
+# A draft with KV of its own has it in the pages of the full pool.
+SPOILS = {**TASKS, "draft": "do it in the pool of a draft that has one"}
 
 
 def pools_of(allocator: Any) -> tuple[str, ...]:
@@ -98,20 +103,23 @@ def spoil(injection: Injection, change: Callable[[torch.Tensor, Injection, Actio
             for pool in pools
         }
         # Wait until each pool has such a page, so that every task can do what it says.
-        action = injection.fire() if all(live.values()) else None
+        draft = speculation.draft_pool(scheduler)
+        able = all(live.values()) and (draft is not None or not asks_for(injection, "draft"))
+        action = injection.fire() if able else None
         if action is None:
             return
         pool = injection.random.choice(pools) if action.task not in pools else action.task
+        pool = "full" if action.task == "draft" else pool
         rid, pages = injection.random.choice(live[pool])
         page = injection.random.choice(pages)
         size = int(allocator.page_size)
         kv_pool = attention_pool(part(allocator, pool).get_kvcache())
+        kv_pool = draft if action.task == "draft" else kv_pool
         name, index = injection.random.choice(used_buffers(kv_pool, page, size))
         slot = injection.random.randrange(size)
         buffer = buffers_of(kv_pool)[name][index]
         # An FP8 pool stores its rows as bytes.
         what = change(buffer[page * size + slot].view(kv_pool.dtype), injection, action)
-        layer = layer_id(allocator, pool, index)
-        injection.log(
-            f"{what} in {name} of layer {layer}, {pool} page {page} slot {slot}, of {rid}"
-        )
+        of = layer_id(allocator, pool, index) if kv_pool is not draft else index
+        layer = f"layer {of}" + (" of the draft" if kv_pool is draft else "")
+        injection.log(f"{what} in {name} of {layer}, {pool} page {page} slot {slot}, of {rid}")

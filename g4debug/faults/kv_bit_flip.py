@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from g4debug.faults._kv import TASKS, spoil
+from g4debug.faults._kv import SPOILS, spoil
 from g4debug.faults.base import Fault, Injection
 from g4debug.faults.grammar import Action, GrammarError
 
@@ -51,8 +51,8 @@ def install(injection: Injection) -> None:
 FAULT = Fault(
     id="kv-bit-flip",
     title="one bit of a live KV page flips",
-    tasks=TASKS,
+    tasks=SPOILS,
     caught_by=("kv-integrity",),
-    arguments=("on", "full", "swa"),
+    arguments=("on", "full", "swa", "draft"),
     drills=("1*full(30)", "1*swa(30)", "1*on(0)"),
 )

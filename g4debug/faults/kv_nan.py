@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from g4debug.faults._kv import TASKS, spoil
+from g4debug.faults._kv import SPOILS, spoil
 from g4debug.faults.base import Fault, Injection
 from g4debug.faults.grammar import Action
 
@@ -26,7 +26,7 @@ def install(injection: Injection) -> None:
 FAULT = Fault(
     id="kv-nan",
     title="an element of a live KV page becomes NaN",
-    tasks=TASKS,
+    tasks=SPOILS,
     caught_by=("kv-integrity",),
     drills=("1*full", "1*swa"),
 )

@@ -55,6 +55,17 @@ def draft_reads_target_kv(holder: Any) -> bool:
     return found is not None and found.draft_writes_kv is False
 
 
+def draft_pool(scheduler: Any) -> Any:
+    """The KV pool of a draft that writes KV of its own; None if there is none, or none is known.
+
+    It has the pages of the target's pool: a page number is the same tokens in both.
+    """
+    found = of(scheduler)
+    if found is None or not found.draft_writes_kv:
+        return None
+    return getattr(scheduler.draft_worker, "primary_draft_kv_pool", None)
+
+
 def ends() -> tuple[str, ...]:
     """The hook sites at which a decode step of any of the workers may have ended."""
     return tuple(dict.fromkeys(site for found in adapters() for site in found.ends))

@@ -37,7 +37,7 @@ def describe_written(
     when = f"freed in step {freed.step}{by}" if freed is not None else "freed"
     found = "when the server was idle" if idle else "when it was handed out again"
     still = pointing_to(watched, ledger, page, heir)
-    where = f"KV slot {row}, {half} of layer {layer}"
+    where = f"KV slot {row}, {half} of {_layer(watched, layer)}"
     record = KINDS["kv-integrity"]["write-after-free"]
     finding = record.finding(
         site="scheduler.on_idle" if idle else "pool.alloc",
@@ -79,7 +79,7 @@ def describe_changed(
         site="scheduler.run_batch",
         headline=(
             f"g4debug: kv-integrity: KV that was committed has changed: {pool.name.upper()} page "
-            f"{page}, {half} of layer {layer}{others}, {tokens}"
+            f"{page}, {half} of {_layer(watched, layer)}{others}, {tokens}"
         ),
         location=_location(watched, ledger, layer, owner, look.step),
         expected=(
@@ -113,7 +113,8 @@ def describe_not_finite(
     finding = record.finding(
         site="scheduler.run_batch",
         headline=(
-            f"g4debug: kv-integrity: NaN or Inf in {half} of layer {layer}, {pool.name.upper()} "
+            f"g4debug: kv-integrity: NaN or Inf in {half} of {_layer(watched, layer)}, "
+            f"{pool.name.upper()} "
             f"page {page}, KV slot {row}: token {position} of request {owner}"
         ),
         location=_location(watched, ledger, layer, owner, look.step),
@@ -173,7 +174,12 @@ def _not_finite_now(watched: Watched, page: int) -> str:
     if not count:
         return ""
     layer, half, row = watched.place(code)
-    return f"NaN or Inf in {count} rows, the first at KV slot {row}, {half} of layer {layer}"
+    where = f"KV slot {row}, {half} of {_layer(watched, layer)}"
+    return f"NaN or Inf in {count} rows, the first at {where}"
+
+
+def _layer(watched: Watched, layer: int) -> str:
+    return f"layer {layer}" + (f" of the {watched.runner}" if watched.runner else "")
 
 
 def _tokens(watched: Watched, position: int, owner: str) -> str:
@@ -191,6 +197,7 @@ def _location(watched: Watched, ledger: Ledger, layer: int, request: str, step: 
         process="scheduler",
         step=step,
         forward_mode=mode,
+        runner=watched.runner,
         layer=layer,
         layer_kind=kind,
         request=request,

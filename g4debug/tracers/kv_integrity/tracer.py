@@ -15,6 +15,9 @@ change it; :mod:`g4debug.tracers.kv_integrity.lane` does that, with overlap sche
 results come to the host without a step that waits for them. All this is sound only if nobody else
 moves KV. If somebody does, ``limits`` says who, and the tracer checks nothing.
 
+A draft with KV of its own writes it into the pages of the same number in a pool of its own. That
+is watched in the same way: what is committed in the one is in the other.
+
 SGLang sometimes processes a result between the preparation of a batch and its launch (a grammar
 with speculative decoding, for instance). A request that ended in that result is launched once more,
 after its pages were freed, and a token is written into one of them. What it computes is thrown
@@ -30,6 +33,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from g4debug import speculation
 from g4debug.findings.record import Evidence, PageEvent
 from g4debug.hooking import req_kv, targets
 from g4debug.hooking.arguments import argument
@@ -48,6 +52,7 @@ from g4debug.tracers.kv_integrity.watched import Look, Watched, layers_of, to_de
 
 HANDED_OUT = 16_384  # tokens of new pages whose stamps are compared at a time
 SAMPLE = 4096  # tokens of sealed pages that are compared in each pool after each step
+DRAFT = "draft"
 KNOWN = 4096  # requests whose committed length is remembered
 
 
@@ -57,7 +62,8 @@ class KvIntegrityTracer:
         self.context, self.ledger = context, context.ledger
         self.pools: dict[str, Watched] = {}
         self.limits: list[str] = []  # why nothing can be checked here
-        self._names: dict[int, str] = {}  # by id() of the allocator of one pool
+        # By id() of the allocator of one pool: the names of what is watched of its pages.
+        self._names: dict[int, tuple[str, ...]] = {}
         self._committed: dict[str, int] = {}  # rid -> tokens whose KV will not be written again
         self.idle = IdleWork(self.check_all)
         self.lane = Lane(self.ledger)
@@ -113,7 +119,32 @@ class KvIntegrityTracer:
         self.pools[name] = Watched(pool, kv, layers_of(kvcache, name))
         # A page is stamped before it can be handed out again.
         self.ledger.judges_first.add(self.context.tracer_id)
-        self._names[id(allocator)] = name
+        self._names[id(allocator)] = (name,)
+
+    def watch_draft(self, scheduler: Any) -> None:
+        """Watch the KV of a draft that writes its own, in the pages that the target's has, too."""
+        algorithm = getattr(scheduler, "spec_algorithm", None)
+        worker, full = speculation.of(scheduler), self.pools.get("full")
+        if full is None or algorithm is None or algorithm.is_none():
+            return
+        if worker is not None and not worker.draft_writes_kv:
+            return
+        settings, pool = self.context.settings, speculation.draft_pool(scheduler)
+        why = ""
+        if worker is None or pool is None:
+            why = "what it writes there, and when, is not known of this worker"
+        elif not worker.is_judged(settings, settings.cpu or not torch.cuda.is_available()):
+            why = f"{worker.name} was never run with this tracer here"
+        else:
+            try:
+                kv = KvPages(pool, full.pool.pages, full.pool.page_size)
+                self.pools[DRAFT] = Watched(full.pool, kv, layers_of(pool, "full"), DRAFT)
+                allocators = [a for a, names in self._names.items() if "full" in names]
+                self._names.update(dict.fromkeys(allocators, ("full", DRAFT)))
+            except Unsupported as e:
+                why = str(e)
+        if why:
+            self.context.limit("a draft's own KV is not watched", why)
 
     def after_scheduler_init(self, result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
         self.limits += limits(scheduler.server_args)
@@ -122,7 +153,9 @@ class KvIntegrityTracer:
             self.lane.follow(scheduler.forward_stream if on_gpu else None)
         if not self.pools and not self.limits:
             self.limits.append("the server has no paged KV pool")
-        if self.limits:
+        if not self.limits:
+            self.watch_draft(scheduler)
+        else:
             self.pools.clear()
             self._names.clear()
             self.ledger.judges_first.discard(self.context.tracer_id)
@@ -132,13 +165,13 @@ class KvIntegrityTracer:
     # --- pages that come and go --------------------------------------------------------------
 
     def listen(self, pool: PoolLedger, event: PageEvent, pages: Pages) -> None:
-        watched = self.pools.get(pool.name)
-        if watched is None or watched.pool is not pool:
-            return
-        watched.enter(event, pages)
-        if event.kind == "clear":
-            self.lane.queue(watched.kv.forget)
-            self.lane.settle(wait=True)  # the memory may be given back next
+        for watched in self.pools.values():
+            if watched.pool is not pool:
+                continue
+            watched.enter(event, pages)
+            if event.kind == "clear":
+                self.lane.queue(watched.kv.forget)
+                self.lane.settle(wait=True)  # the memory may be given back next
 
     def after_free(self, result: Any, allocator: Any, free_index: torch.Tensor) -> Any:
         if not in_free_group(allocator):
@@ -149,10 +182,12 @@ class KvIntegrityTracer:
         self._gone(self._of(allocator))
         return result
 
-    def _gone(self, watched: Watched | None) -> None:
+    def _gone(self, every: Sequence[Watched]) -> None:
         """Pages were put into the free list: compare the sealed ones, and stamp all."""
-        if watched is None:
-            return
+        for watched in every:
+            self._leave(watched)
+
+    def _leave(self, watched: Watched) -> None:
         gone, sealed = watched.gone()
         if not len(gone):
             return
@@ -178,15 +213,15 @@ class KvIntegrityTracer:
         return out
 
     def _grown(self, out: Any, allocator: Any, begins: list[int], lengths: torch.Tensor) -> None:
-        watched = self._of(allocator)
-        if watched is not None and out is not None:
+        every = self._of(allocator)
+        for watched in every if out is not None else ():
             new = plan(begins, lengths.tolist(), watched.pool.page_size, lengths).new
             if new:
                 self._handed_out(watched, out[to_device(np.array(new), out.device)])
 
     def after_alloc(self, out: Any, allocator: Any, need_size: int) -> Any:
-        watched = self._of(allocator)
-        if watched is not None and out is not None:
+        every = self._of(allocator)
+        for watched in every if out is not None else ():
             self._handed_out(watched, out[:: watched.pool.page_size])
         return out
 
@@ -401,10 +436,10 @@ class KvIntegrityTracer:
         finding, events = describe(watched, self.ledger, *of)
         self.context.trap.report(finding, Evidence(events=events))
 
-    def _of(self, allocator: Any) -> Watched | None:
-        if self.ledger.broken:
-            return None
-        return self.pools.get(self._names.get(id(allocator), ""))
+    def _of(self, allocator: Any) -> Sequence[Watched]:
+        """What is watched of an allocator's pages."""
+        names = () if self.ledger.broken else self._names.get(id(allocator), ())
+        return [self.pools[name] for name in names if name in self.pools]
 
 
 def _verified(batch: Any) -> bool:

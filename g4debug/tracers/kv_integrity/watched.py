@@ -48,6 +48,7 @@ class Watched:
 
     pool: the ledger's record of this pool.
     layers: for each layer of this pool, the number that it has in the model.
+    runner: "draft" if it is the pool of a draft, with the pages of the target's.
     filling: page -> rid, for pages that were handed out and are not complete yet.
     leaving: pages that are being freed.
     stamped, sealed: bool [pages], the state that the device will have when it has caught up.
@@ -60,6 +61,7 @@ class Watched:
     pool: PoolLedger
     kv: KvPages
     layers: list[int]
+    runner: str = ""
     filling: dict[int, str] = field(default_factory=dict)
     leaving: Pages = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     entered: set[int] = field(default_factory=set)  # the ledger told of their hand-out, not we yet

@@ -63,6 +63,7 @@ class SpecLog:
     def __init__(self, context: Context) -> None:
         self.context = context
         self.history = History()
+        self.mute = False  # the worker was never run here, so nothing is judged
         self._judged: Tally | None = None
 
     def note(self, site: str, before: str, after: str, requests: int, note: object = "") -> None:
@@ -82,6 +83,8 @@ class SpecLog:
 
         step: the step that it belongs to, 0 for the one that began last.
         """
+        if self.mute:
+            return
         judged = self._judged
         if judged is None:
             judged = self._judged = self.context.status.tally("hand-overs")

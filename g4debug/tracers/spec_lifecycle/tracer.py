@@ -174,9 +174,12 @@ class SpecLifecycle:
             return result
         settings = self.context.settings
         on_cpu = settings.cpu or not torch.cuda.is_available()
-        strange = [] if adapter.is_judged(settings, on_cpu) else [not_run(adapter, on_cpu)]
-        reasons += strange
-        every += [*strange, *([] if self._by_value else [ON_GPU])]
+        if not adapter.is_judged(settings, on_cpu):
+            self.judging = self.sampled.judging = self.inputs.judging = False
+            self.log.mute = True
+            self.context.off(not_run(adapter, on_cpu))
+            return result
+        every += [] if self._by_value else [ON_GPU]
         self.sampled.limit(every)
         self.inputs.limit(every)
         if not self._by_value:
@@ -315,7 +318,7 @@ class SpecLifecycle:
     ) -> None:
         self._now = None
         adapter = speculation.of(batch)
-        if adapter is None or not batch.reqs:
+        if adapter is None or not batch.reqs or self.log.mute:
             return
         decode = not (batch.forward_mode.is_extend() or batch.is_extend_in_batch)
         lens = batch.seq_lens_cpu

@@ -14,7 +14,7 @@ import torch
 from real_backend import DIM, LAYERS, PAGE, Rig
 from releases import Request, allocator_class, kv_of, story
 
-from g4debug import plugin
+from g4debug import plugin, speculation
 from g4debug.dumps import reading
 from g4debug.hooking import targets
 from g4debug.tracers.kv_integrity.tracer import KvIntegrityTracer, limits
@@ -25,6 +25,7 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="needs sglang"),
 ]
 TOKENS = 3 * PAGE + 5
+KNOWN_WORKERS = {adapter.name for adapter in speculation.adapters()}
 
 
 def check_all(it) -> None:
@@ -473,3 +474,48 @@ def test_the_check_of_an_idle_server_goes_on_in_slices(serving, monkeypatch):
     assert calls > 1
     it.tracer.before_idle(scheduler)  # idle goes on
     assert it.tracer.idle.work is None
+
+
+# --- the pool of a draft -------------------------------------------------------------------
+
+
+def drafting(it, name="EAGLE"):
+    """A scheduler with a draft that has two layers and writes KV of its own, and its K and V."""
+    pages = it.ledger.pools["full"].pages
+    keys, values = ([torch.zeros(pages * PAGE, 1, DIM) for _ in range(2)] for _ in "kv")
+    pool = SimpleNamespace(k_buffer=keys, v_buffer=values, dtype=torch.float32, start_layer=0)
+    scheduler = SimpleNamespace(
+        server_args=SimpleNamespace(disable_overlap_schedule=True),
+        spec_algorithm=SimpleNamespace(
+            name=name, is_none=lambda: False, is_frozen_kv_mtp=lambda: False
+        ),
+        draft_worker=SimpleNamespace(primary_draft_kv_pool=pool),
+    )
+    it.tracer.after_scheduler_init(None, scheduler)
+    return keys, values
+
+
+@pytest.mark.skipif("EAGLE" not in KNOWN_WORKERS, reason="EAGLE is known since 0.5.23 only")
+@pytest.mark.parametrize("kind", ["kv-changed", "write-after-free"])
+def test_the_kv_of_a_draft_is_watched_in_the_pages_of_the_target(serving, kind):
+    it = serving()
+    keys, _ = drafting(it)
+    it.admit("a")
+    page = it.page("a", 1)
+    if kind == "write-after-free":
+        it.release("a")
+    keys[1][page * PAGE + 3] += 1.0
+    with pytest.raises(TrapError) as error:
+        check_all(it)
+    finding = error.value.finding
+    assert finding.kind == kind
+    assert "K of layer 1 of the draft" in finding.headline
+    assert finding.location.runner == "draft"
+
+
+@pytest.mark.parametrize("name", ["OTHER"])
+def test_a_draft_that_is_not_known_is_a_limit(serving, caplog, name):
+    it = serving("log")
+    drafting(it, name)
+    assert "a draft's own KV is not watched" in caplog.text
+    assert set(it.tracer.pools) == {"full", "swa"}

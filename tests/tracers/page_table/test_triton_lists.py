@@ -17,9 +17,10 @@ from real_triton import WIDE, TritonRig
 from triton_forward import TOKENS, Spec, batch_of, prepared, run
 
 from g4debug import plugin
-from g4debug.backends import adapter
+from g4debug.backends import adapter, triton
 from g4debug.backends.handed_over import TokenLists
 from g4debug.dumps import reading
+from g4debug.hooking import targets
 from g4debug.sanitizer.page_report import PageReport
 from g4debug.sanitizer.trap_buffer import TrapBuffer
 from g4debug.tracers.page_table import token_check
@@ -250,6 +251,23 @@ def test_a_list_that_cannot_be_judged_is_told_once(arm):
     assert "token lists" not in counts
     (limit,) = limits
     assert "decode context parallelism" in limit.why
+
+
+@pytest.mark.parametrize(("captured", "judged"), [(False, True), (True, False)])
+def test_the_extend_of_a_draft_is_listed_as_a_prefill_is(arm, captured, judged):
+    arm(**DEBUG)
+    rig = TritonRig()
+    backend, batch = prepared(rig, "extend")
+    batch.forward_mode = SimpleNamespace(
+        name="DRAFT_EXTEND_V2",
+        is_decode_or_idle=lambda: False,
+        is_target_verify=lambda: False,
+    )
+    adapter("triton").note(backend, batch, captured=captured)
+    found = triton.built(backend.forward_metadata)
+    assert (found.why == "") == (judged and targets.lists_draft_extend())
+    if not found.why:
+        assert found.lengths is batch.extend_prefix_lens
 
 
 @pytest.mark.parametrize(("window", "sink"), [(0, 0), (32, 4)])

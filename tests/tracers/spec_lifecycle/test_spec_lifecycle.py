@@ -482,6 +482,14 @@ def test_servers_with_another_draft_are_left_alone(sglang, caplog):
     assert not server.tracer.sampled.judging
 
 
+def test_a_worker_that_was_never_run_here_is_not_judged_at_all(sglang, caplog, monkeypatch):
+    server = Server()
+    monkeypatch.setattr(speculation.Adapter, "is_judged", lambda *a: False)
+    server.tracer.after_scheduler_init(None, scheduler_of(server, "FROZEN_KV_MTP"))
+    assert "FROZEN_KV_MTP was never run with this tracer on the CPU engine" in caplog.text
+    spoil_values(server, counts("kv_committed_len", 1))
+
+
 def test_nothing_is_kept_alive(sglang):
     server = Server()
     for _ in range(20):
