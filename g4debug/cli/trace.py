@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from g4debug.cli import CliError, add_console_arguments, no_traceback, present
-from g4debug.findings.names import name
+from g4debug.findings.names import LONGEST, name
 
 if TYPE_CHECKING:
     from g4debug.findings.record import TrapRecord
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 NAME = "trace"
 HELP = "follow one request: prefix match, chunks, pages, retractions, end"
 SHOWN = 8
+COMPARED = 1000  # ids, of which those that are alike are looked for
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,7 +62,9 @@ def one_of(known: list[str], rid: str, source: str) -> str:
     if found:
         problem = f"the ids of {len(found)} requests begin with '{name(rid)}': {listed(found)}"
         raise CliError(f"{source}: {problem}; give more of it")
-    near = difflib.get_close_matches(rid, known, SHOWN, 0.5)
+    # It compares each with each, character by character.
+    short = {one[:LONGEST]: one for one in known[-COMPARED:]}
+    near = [short[one] for one in difflib.get_close_matches(rid[:LONGEST], short, SHOWN, 0.5)]
     hint = "it knows no request" if not known else f"it knows {listed(near or known[::-1])}"
     raise CliError(f"{source}: no request '{name(rid)}'; {hint}")
 

@@ -143,9 +143,10 @@ def _writer(
 
 
 def _plain(draw: Draw) -> Iterator[Any]:
-    """As JSON gives it back."""
-    for value in asdict(draw).values():
-        yield list(value) if isinstance(value, tuple) else value
+    """As JSON gives it back. What only drafts have is named only where it is there."""
+    for name, value in asdict(draw).items():
+        if name not in ("like", "passes") or value:
+            yield list(value) if isinstance(value, tuple) else value
 
 
 def _numbers(weights: Mapping[str, Draw]) -> Iterator[tuple[str, Any]]:

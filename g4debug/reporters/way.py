@@ -7,9 +7,12 @@ whom the same rid was used before is followed from its last arrival on.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import cached_property
+from itertools import accumulate, takewhile
 
 from g4debug.findings import tape as tapes
 from g4debug.findings.record import PageEvent, RequestEvent, Step, TrapRecord
@@ -142,7 +145,8 @@ class _Trace:
         self.known = sorted(once.values(), key=lambda e: e.time_ns)
         # What it did itself is in later steps than its arrival: it came behind the last one.
         self.after = self.arrival.step if self.arrival else -1
-        self.steps = [s for s in record.steps if rid in s.rids and s.step > self.after]
+        mine_too = (s for s in record.steps if rid in s.rids and s.step > self.after)
+        self.steps = sorted(mine_too, key=lambda s: s.step)
         self.others = {e.request for e in record.requests} - {rid}
         self.others |= {other for s in record.steps for other in s.rids if other != rid}
         # The pages of a black box may be those of any of these.
@@ -151,6 +155,14 @@ class _Trace:
         times = [e.time_ns for e in self.known] + [s.time_ns for s in self.steps if s.time_ns > 0]
         self.zero = min(times, default=0)
         self.found = Way(rid)
+        # Of the requests before it on the tape, by how many bytes of hashes are the same, most
+        # first: minus that number, and the first id of all up to there.
+        self.alike: tuple[list[int], list[int]] | None = None
+
+    @cached_property
+    def names(self) -> dict[int, str]:
+        """The rids of the requests on the tape, by their numbers."""
+        return {e.number: e.request for e in self.record.requests if e.number > 0}
 
     def _page_size(self) -> int:
         sizes = {p.name: p.page_size for p in self.record.pools}
@@ -232,17 +244,19 @@ class _Trace:
         last = until.step if until is not None else self._last_step()
         if last < first:
             return
-        seen = [s for s in self.steps if first <= s.step <= last]
+        begin = bisect_left(self.steps, first, key=lambda s: s.step)
+        end = bisect_right(self.steps, last, key=lambda s: s.step)
+        seen = range(begin, end)  # of its steps
         whole = bool(self.record.steps) and self.record.steps[0].step <= first
         if not seen and (whole or until is None):
             return
         if whole or until is None:
-            last = seen[-1].step
+            last = self.steps[end - 1].step
         got = "" if until is None else f", up to {until.output:,} tokens of output"
         took = "" if until is None else f" in {duration((until.time_ns - begun.time_ns) / 1e9)}"
         text = f"{counted(len(seen), 'step')} of decode" if whole else "decoded"
         text += took + got
-        at = self._at(seen[0].time_ns) if whole else None
+        at = self._at(self.steps[begin].time_ns) if whole else None
         yield Moment(first, last, at, "decode", text)
 
     def _last_step(self) -> int:
@@ -285,16 +299,16 @@ class _Trace:
         page, firsts = recording.page, recording.firsts
         mine = recording.requests[number]
         wanted = tapes.hash_bytes(page, min(chunk.begin, mine.prompt) // page * page, 0, firsts)
-        names = {e.number: e.request for e in self.record.requests if e.number > 0}
-        same = []
-        for other in recording.requests.values():
-            if other.id >= number:
-                break
-            if wanted and other.hashes[:wanted] == mine.hashes[:wanted]:
-                same.append(names.get(other.id, f"no. {other.id} of this process"))
+        if self.alike is None:
+            earlier = takewhile(lambda other: other.id < number, recording.requests.values())
+            found = sorted((-_alike(other.hashes, mine.hashes), other.id) for other in earlier)
+            self.alike = [n for n, _ in found], list(accumulate((id_ for _, id_ in found), min))
+        lengths, first = self.alike
+        same = bisect_right(lengths, -wanted) if wanted else 0
         if same:
-            more = f", and then {len(same) - 1} more" if len(same) > 1 else ""
-            return [f"request {same[0]} had the same ones first{more}"]
+            name = self.names.get(first[same - 1], f"no. {first[same - 1]} of this process")
+            more = f", and then {same - 1} more" if same > 1 else ""
+            return [f"request {name} had the same ones first{more}"]
         if recording.begins.requests:
             return ["who had the same ones first came before the tape begins"]
         return []
@@ -317,10 +331,12 @@ class _Trace:
 
     def _from_steps(self, moments: Sequence[Moment]) -> Iterator[Moment]:
         """Moments of the last steps that no event tells of."""
-        spans = [(m.first, m.last) for m in moments if m.kind != "abort"]
+        spans = sorted((m.first, m.last) for m in moments if m.kind != "abort")
+        firsts, ends = [first for first, _ in spans], list(accumulate((e for _, e in spans), max))
         run: list[Step] = []
         for step in self.steps:
-            if any(first <= step.step <= last for first, last in spans):
+            before = bisect_right(firsts, step.step)
+            if before and step.step <= ends[before - 1]:
                 continue
             extends = _extends(step)
             goes_on = run and step.step - run[-1].step == 1 and not extends
@@ -358,26 +374,24 @@ class _Trace:
         """Put each event of the request's pages below the moment that it belongs to."""
         ended = next((m for m in reversed(moments) if m.kind == "ends"), None)
         own = {m.first for m in moments if m.kind in ("chunk", "retracted", "ends")}
+        firsts = [m.first for m in moments]
         later: dict[object, list[PageEvent]] = {}
+        there: list[PageEvent] = []
         for event in self._page_events():
-            gives, whole = event.kind in GIVES, [m for m in moments if m.first <= event.step]
             gone = ended is not None and event.step > ended.last
             if gone or (_by_cache(event) and event.step not in own):
-                later.setdefault((gone, _by_cache(event), len(whole)), []).append(event)
-                continue
-            near = [
-                m
-                for m in whole
-                if event.step <= m.last
-                and m.kind
-                in (("chunk", "decode") if gives or behind(event) else ("retracted", "ends"))
-            ]
-            rest = [m for m in whole if m.kind not in ("abort", "match", "arrives")]
-            target = next(iter((near or rest or whole or moments)[-1:]), None)
-            if target is None:
-                target = Moment(event.step, event.step, None, "pages", "its pages")
-                moments.append(target)
-            target.events.append(event)
+                before = bisect_right(firsts, event.step)
+                later.setdefault((gone, _by_cache(event), before), []).append(event)
+            else:
+                there.append(event)
+        if there and not moments:
+            moments.append(Moment(there[0].step, there[0].step, None, "pages", "its pages"))
+        steps = [event.step for event in there]
+        taken = _nearest(moments, ("chunk", "decode"), steps)
+        given = _nearest(moments, ("retracted", "ends"), steps)
+        for event, take, give in zip(there, taken, given, strict=True):
+            takes = event.kind in GIVES or behind(event)
+            moments[take if takes else give].events.append(event)
         for events in later.values():
             text = "pages that had been its own came back"
             if _by_cache(events[0]):
@@ -400,7 +414,10 @@ class _Trace:
             named = {(event.pool, page) for page in event.pages}
             own = event.request in names
             if event.kind in GIVES:
-                mine = mine | named if own else mine - named
+                if own:
+                    mine |= named
+                else:
+                    mine -= named
             if own or (_several(event.request) and named & mine):
                 yield event
 
@@ -533,6 +550,45 @@ def behind(event: PageEvent) -> bool:
     return event.kind == "evict" and any(name in event.caller for name in WINDOW)
 
 
+def _nearest(moments: Sequence[Moment], kinds: Collection[str], steps: Sequence[int]) -> list[int]:
+    """For each step the moment to which an event of pages in it belongs; there must be moments.
+
+    That is the last one of these kinds which lasts until then, or else the last that had begun.
+    moments: ordered by their first steps.
+    """
+    found = [0] * len(steps)
+    near: list[int] = []  # those that go on, each of which ends before the one that it follows
+    begun = rest = -1
+    for i in sorted(range(len(steps)), key=steps.__getitem__):
+        step = steps[i]
+        while begun + 1 < len(moments) and moments[begun + 1].first <= step:
+            begun += 1
+            moment = moments[begun]
+            if moment.kind not in ("abort", "match", "arrives"):
+                rest = begun
+            if moment.kind in kinds:
+                while near and moments[near[-1]].last <= moment.last:
+                    near.pop()
+                near.append(begun)
+        while near and moments[near[-1]].last < step:
+            near.pop()
+        known = (at for at in (near[-1] if near else -1, rest, begun) if at >= 0)
+        found[i] = next(known, len(moments) - 1)
+    return found
+
+
+def _alike(one: bytes, other: bytes) -> int:
+    """With how many of the same bytes two texts begin."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
 def _by_cache(event: PageEvent) -> bool:
     """True if the prefix cache frees pages: its own, or those of which it has a copy."""
     where, _, function = event.caller.partition(" ")
@@ -589,10 +645,10 @@ def _told(events: Sequence[PageEvent], everything: bool) -> Iterator[PageLine]:
     for of in groups.values():
         first = of[0]
         step = f"step {first.step}: " if everything else ""
-        pages = "; ".join(
-            _in_pool(pool, [e for e in of if e.pool == pool], everything)
-            for pool in dict.fromkeys(e.pool for e in of)
-        )
+        pools: dict[str, list[PageEvent]] = {}
+        for event in of:
+            pools.setdefault(event.pool, []).append(event)
+        pages = "; ".join(_in_pool(pool, some, everything) for pool, some in pools.items())
         shared = " (with pages of other requests)" if any(_several(e.request) for e in of) else ""
         stopped = " (stopped by g4debug)" if first.stopped else ""
         note = f" ({first.note})" if first.note else ""

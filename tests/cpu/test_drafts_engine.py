@@ -8,7 +8,7 @@ from pathlib import Path
 
 import drive_spec
 import pytest
-from real_engine import ENGINE, drive
+from real_engine import ENGINE, drive, side_by_side
 
 from g4debug import discovery
 
@@ -54,15 +54,19 @@ def arguments(draft: str | None, **more: object) -> str:
     ],
 )
 def test_it_is_silent_and_its_tokens_are_those_without_a_draft(draft, backend, load, tmp_path):
-    plain = drive(tmp_path / "plain", str(DRIVER), load, arguments(None, attention_backend=backend))
-    armed = drive(
-        tmp_path / "armed",
-        str(DRIVER),
-        load,
-        arguments(draft, attention_backend=backend),
-        **ARMED,
-        G4DEBUG_FAULTS=STRESS,
+    given = {"attention_backend": backend}
+    runs = side_by_side(
+        plain=lambda: drive(tmp_path / "plain", str(DRIVER), load, arguments(None, **given)),
+        armed=lambda: drive(
+            tmp_path / "armed",
+            str(DRIVER),
+            load,
+            arguments(draft, **given),
+            **ARMED,
+            G4DEBUG_FAULTS=STRESS,
+        ),
     )
+    plain, armed = runs["plain"], runs["armed"]
     assert (plain.status, armed.status) == (0, 0), armed.log[-3000:]
     assert not armed.dumps
     assert "Retract requests" in armed.log
@@ -107,3 +111,14 @@ def test_a_token_out_of_range_in_a_draft_extend_is_told_before_the_kernel_reads_
     assert (found.check, found.kind) == ("page-table", "out-of-range"), run.log[-3000:]
     assert found.location.forward_mode == "DRAFT_EXTEND_V2"
     assert found.location.runner == "draft"
+
+
+@LONG
+@pytest.mark.parametrize("fault", ["kv-bit-flip=1*draft(30)", "kv-nan=1*draft"])
+def test_kv_of_a_draft_that_changes_is_told(fault, tmp_path):
+    faults = {"G4DEBUG_FAULTS": f"seed=7;{fault}", "G4DEBUG_TRACE": "kv-integrity"}
+    run = drive(tmp_path, str(DRIVER), "faults", arguments("eagle"), **faults)
+    found = run.dumps[0].finding
+    assert (found.check, found.kind) == ("kv-integrity", "kv-changed"), run.log[-3000:]
+    assert found.location.runner == "draft"
+    assert "of layer 0 of the draft" in found.headline
