@@ -76,6 +76,13 @@ def _find(path: Path, names: list[str], dotted: str, hops: int) -> tuple[Path, a
     """The file and the statement that define ``names[0].names[1]...`` for the module ``path``."""
     module = _parse(path, path.stat().st_mtime_ns)
     node = _defined(module.body, names[0]) if names and hops else None
+    for line in module.body if node is None and names and hops else ():
+        if isinstance(line, ast.ImportFrom) and line.names[0].name == "*":
+            named = ast.ImportFrom(line.module, [ast.alias(names[0])], line.level)
+            try:
+                return _find(*_imported(path, named, names), dotted, hops - 1)
+            except (ImportError, AttributeError):
+                continue  # another line may import it
     if node is None:
         raise AttributeError(f"SGLang {targets.sglang_version()} has no {dotted}")
     if isinstance(node, (ast.ImportFrom, ast.Import)):

@@ -60,6 +60,11 @@ class Rebuilt:
     def method(self): ...
 Rebuilt = struct("Rebuilt", vars(Rebuilt))
 """,
+    "sglang/srt/all.py": """
+from torch import *
+from .pool.inner import *
+from .base.mixins import *
+""",
     "sglang/srt/newer.py": "def of a newer python\n",
     "sglang-9.8.7.dist-info/METADATA": "Metadata-Version: 2.1\nName: sglang\nVersion: 9.8.7\n",
 }
@@ -87,6 +92,8 @@ def tree(tmp_path):
         (POOL, "class Pool(", "return 3"),
         ("sglang.srt.base.mixins.Rebuilt.method", "def method", "..."),
         ("sglang.srt.pool.inner.LIMIT", "LIMIT", "= 3"),
+        ("sglang.srt.all.LIMIT", "LIMIT", "= 3"),
+        ("sglang.srt.all.Root.deep", "def deep", 'return "deep"'),
         ("sglang.srt.pool.inner.slow", "def slow", "pass"),
         ("sglang.srt.pool.inner.Guarded.x", "x: int", "= 1"),
     ],
@@ -103,6 +110,7 @@ def test_what_is_there(tree, dotted, first, last):
     [
         ("sglang.nowhere.Class", AttributeError),  # sglang/__init__.py has no such name
         ("sglang.srt.nowhere.Class", ImportError),
+        ("sglang.srt.all.nothing", AttributeError),
         ("sglang.srt", ImportError),
         ("sglang.srt.newer.thing", ImportError),
         (f"{POOL}.free", AttributeError),

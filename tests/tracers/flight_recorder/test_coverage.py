@@ -127,14 +127,14 @@ def test_another_exception_is_no_kernels():
 
 
 def test_phases_without_a_guard():
-    backends = {"prefill": "fa3", "verify": "fa3", "decode": "trtllm_mha"}
+    backends = {"prefill": "aiter", "verify": "aiter", "decode": "trtllm_mha"}
     lines = said(ALL, backends=backends)
     assert lines[0].startswith(
         "Page tables of trtllm_mha and the hand-outs and frees of KV pages are innocent up to step "
         "41"
     )
     assert lines[-1] == (
-        "Not looked at: the page tables of prefill and verify (attention backend fa3)."
+        "Not looked at: the page tables of prefill and verify (attention backend aiter)."
     )
 
 
