@@ -67,6 +67,7 @@ def replayed(folder: Path, model: str = DEFAULT) -> tuple[bool, str]:
     """Replay the tape in ``folder``: whether it passes, and the result in words.
 
     model: the toy that was served.
+
     It passes if all steps are equal and nothing is found, or if the tape says what it cannot carry.
     So it does if it could not carry something until it began anew in an idle server: which pages
     the prefix cache had by then is not known.
