@@ -101,10 +101,11 @@ class SpecLifecycleV1:
         self.shown_pool.install()
 
     def after_scheduler_init(self, result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-        if speculation.is_plain(scheduler):
-            self.context.nothing("this server runs no draft", off=True)
-        elif speculation.of(scheduler) is None:
-            self.context.off(nothing_to_check())
+        if speculation.of(scheduler) is None:
+            if speculation.is_plain(scheduler):
+                self.context.nothing("this server runs no draft", off=True)
+            else:
+                self.context.off(nothing_to_check())
         elif dp_attention(scheduler.server_args):
             self.context.off(
                 "with DP attention a rank idles in a draft, and this tracer was never run so"
