@@ -51,7 +51,9 @@ def idle(faults: Iterable[Fault], found: Combination, ranks: int) -> Iterator[tu
 
 
 def _has_tables(backend: str) -> bool:
+    """True if the backend's metadata have page tables. One that reads SGLang's rows has none."""
     try:
-        return isinstance(backends.adapter(backend), TableAdapter)
+        found = backends.adapter(backend)
     except KeyError:
         return False
+    return isinstance(found, TableAdapter) and bool(found.tables)

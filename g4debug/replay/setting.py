@@ -135,6 +135,9 @@ def setting_of(record: TrapRecord, on: Tape, recording: Recording) -> Setting:
     if vocab > MOST_WORDS:
         raise CannotReplay(f"{words} prompts go on differently at one place, too many to tell")
     arguments = _arguments(record, facts, notes)
+    serves = str(record.geometry.get("serves", ""))
+    if serves and not serves.startswith("Gemma4"):
+        notes.append(f"the model was {serves[:200]}, and is a toy Gemma-4 here")
     ranks = record.arguments.get("tp_size")
     if isinstance(ranks, int) and ranks > 1:
         notes.append(f"{ranks} tensor-parallel ranks, which decide alike, are one here")

@@ -129,6 +129,10 @@ class Describer:
         self._machine = {**versions(), **device()}
         self.name_launch()
 
+    def _serves(self) -> dict[str, Plain]:
+        """The class of the model, its attention backends and the draft, once they are known."""
+        return {"serves": self.recorder.status.serves} if self.recorder.status.serves else {}
+
     def name_launch(self) -> None:
         """Ask for the name of the launch again: the scheduler's arguments may be known by now."""
         self.launch = launch.of(self.recorder.scheduler)
@@ -147,7 +151,7 @@ class Describer:
             environment=sanitise.environment(os.environ),
             arguments=different,
             defaults=same,
-            geometry=geometry(self.recorder.scheduler),
+            geometry=geometry(self.recorder.scheduler) | self._serves(),
             fixes=dict(self.fixes),
             tracers=self.recorder.status.records(),
             faults=tuple(itertools.chain(*self.schedules)),

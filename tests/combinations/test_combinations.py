@@ -10,12 +10,14 @@ import torch
 from g4debug.combinations import run, seen
 from g4debug.combinations.refusal import refusal
 from g4debug.combinations.seen import Combination
+from g4debug.findings.record import Evidence, Finding, Location
 from g4debug.findings.steps import Recorder
 from g4debug.hooking import targets
 from g4debug.hooking.hooks import Hooks
 from g4debug.settings import Settings
 from g4debug.tracers.base import Context, Tracer
 from g4debug.tracers.gate import Gate
+from g4debug.trapping.describe import Describer
 from g4debug.trapping.trap import Trap
 
 NEWEST = "0.5.23"
@@ -163,6 +165,9 @@ def test_both_ways_on_start_and_the_status_says_it(sglang, capsys, way):
     assert limit.what == "it may be wrong"
     assert "this server runs Some (MHA, chunked windows (irope), " in capsys.readouterr().err
     assert status.serves.startswith("Some (MHA, ")
+    finding = Finding("page-table", "page-oob", "site", "headline", Location(), "", "")
+    record = Describer(gate.context.recorder)(finding, Evidence())
+    assert record.geometry["serves"] == status.serves
 
 
 def test_a_server_that_only_keeps_records_is_never_refused(sglang):

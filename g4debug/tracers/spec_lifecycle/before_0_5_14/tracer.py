@@ -101,10 +101,11 @@ class SpecLifecycleV1:
         self.shown_pool.install()
 
     def after_scheduler_init(self, result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-        if speculation.is_plain(scheduler):
-            self.context.nothing("this server runs no draft", off=True)
-        elif speculation.of(scheduler) is None:
-            self.context.off(f"{no_draft(scheduler)}, so there is nothing to check")
+        if speculation.of(scheduler) is None:
+            if speculation.is_plain(scheduler):
+                self.context.nothing("this server runs no draft", off=True)
+            else:
+                self.context.off(f"{no_draft(scheduler)}, so there is nothing to check")
         elif dp_attention(scheduler.server_args):
             self.context.off(
                 "with DP attention a rank idles in a draft, and this tracer was never run so"
