@@ -23,12 +23,14 @@ FAULTS = (
     "double-bookkeeping=1*on", "double-bookkeeping=1*kv", "double-bookkeeping=1*output",
     "double-bookkeeping=1*verify-ct", "future-row=1*publish", "future-row=1*stash",
     "future-row=1*read", "future-row=1*lost", "publish-order=1*early", "publish-order=1*twice",
-    "publish-order=1*never", "sampled-token=1*on", "sampled-token=1*rows",
+    "publish-order=1*never", "sampled-token=1*on",
     "seq-len-off-by-one=1*device", "spec-info-dropped=1*on", "verify-input=1*bonus",
     "verify-input=1*draft", "verify-input=1*positions", "verify-input=1*rows",
 )  # fmt: skip
-# Those of a worker with a draft model, whose verify is a function of its own.
+# Those of a worker with a draft model, whose verify is a function of its own, and which hands
+# sampled tokens on as bonus tokens.
 WITH_A_MODEL = (
+    "sampled-token=1*rows",
     "seq-len-off-by-one=1*plus", "seq-len-off-by-one=1*minus", "spec-info-wrong-type=1*on",
     "verify-input-left=1*on", "verify-result=1*length", "verify-result=1*token",
     "verify-result=1*rows",
