@@ -39,8 +39,7 @@ def judge_diagnosed(run: Outcome) -> str:
     if path := dump_path(run):
         raise Bad(f"A tracer has a finding, though nothing is corrupted: {path}.")
     return (
-        f"{seen} No tracer has a finding, because nothing is corrupted. TRIAGE.md, 'The scheduler "
-        "hangs', has the why."
+        f"{seen} No tracer has a finding, because nothing is corrupted. TRIAGE.md has the message."
     )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from g4debug.combinations.seen import (
+    LINEAR,
     MHA,
     MLA,
     NO_DRAFT,
@@ -22,9 +23,11 @@ from g4debug.combinations.seen import (
 from g4debug.hooking.targets import CPU, H200
 
 _SWA, _MHA, _MLA = "SWAKVPool of MHATokenToKVPool", "MHATokenToKVPool", "MLATokenToKVPool"
+_LINEAR = "HybridLinearKVPool of MHATokenToKVPool"
 _BOTH = ("trtllm_mha", "triton")
 _PLAIN = (NO_DRAFT,)
 _MTP = (NO_DRAFT, "FROZEN_KV_MTP")
+_OTHER_DRAFTS = ("EAGLE", "EAGLE3", "STANDALONE", "NGRAM")
 
 
 @dataclass(frozen=True)
@@ -85,8 +88,15 @@ RUNS: tuple[Run, ...] = (
     Run("Gemma-4 without an SWA pool", MHA, ONE_POOL, _MHA, _BOTH, _MTP, _SUITE),
     Run("Gemma-3", MHA, ONE_POOL, _MHA, _BOTH, _PLAIN, _NEW),
     Run("Llama, Qwen3", MHA, NO_WINDOW, _MHA, _BOTH, _PLAIN, _NEW),
+    Run("Llama, Qwen3", MHA, NO_WINDOW, _MHA, ("fa3",), _PLAIN, _NEW),
+    Run("Llama, Qwen3", MHA, NO_WINDOW, _MHA, ("torch_native",), _PLAIN, _NEW),
+    Run("Llama", MHA, NO_WINDOW, _MHA, ("trtllm_mha",), _OTHER_DRAFTS, _NEW),
+    Run("Llama", MHA, NO_WINDOW, _MHA, ("triton",), ("EAGLE", "NGRAM"), _NEW),
     Run("gpt-oss", SINKS, SWA_POOL, _SWA, _BOTH, _PLAIN, _NEW),
+    Run("gpt-oss", SINKS, SWA_POOL, _SWA, ("fa3",), _PLAIN, _NEW),
     Run("DeepSeek", MLA, NO_WINDOW, _MLA, ("triton",), _PLAIN, _NEW),
+    Run("DeepSeek", MLA, NO_WINDOW, _MLA, ("fa3",), _PLAIN, _NEW),
+    Run("LFM2", LINEAR, NO_WINDOW, _LINEAR, ("trtllm_mha",), _PLAIN, _NEW),
 )
 
 
