@@ -94,6 +94,7 @@ class KvWritesTracer(DeviceCheck[CheckedWrites, Write]):
         self._unseen: set[str] = set()  # modes in which there is one of which none was
         self._stamps: dict[int, tuple[Any, Stamps]] = {}  # by id() of a pool
         self._places = context.isolate(self.checked_places)
+        self._missed = context.isolate(self.missed)
 
     def rests(self) -> str:
         """Why some forwards are not judged: a limit has said it of their pool, or their mode."""
@@ -194,7 +195,7 @@ class KvWritesTracer(DeviceCheck[CheckedWrites, Write]):
         finally:
             self._outside = before
 
-    def _missed(self, backend: Any, layer: Any, batch: Any) -> None:
+    def missed(self, backend: Any, layer: Any, batch: Any) -> None:
         """A layer has KV of its own, and nothing of its write was seen."""
         loc, mode = batch.out_cache_loc, batch.forward_mode.name.lower().replace("_", "-")
         if mode in self._unseen or self._strange or loc is None or not loc.numel():
@@ -223,6 +224,7 @@ class KvWritesTracer(DeviceCheck[CheckedWrites, Write]):
             if self._now is None and self._outside is None:
                 return call_next(pool, *args, **kwargs)
             layer = args[0] if args else kwargs["layer"]
+            self._written = layer if self._now is None else self._now[1]  # even if not judged
             if len(args) > 1:
                 _, loc, *others = args
                 return call_next(pool, layer, isolated(loc, pool, layer), *others, **kwargs)
@@ -249,7 +251,6 @@ class KvWritesTracer(DeviceCheck[CheckedWrites, Write]):
         else:
             assert self._outside is not None
             backend, batch = self._outside
-        self._written = layer
         if id(backend) not in self.backends.known:
             return loc_info
         inner, name = pool_of_layer(backend, layer, batch)

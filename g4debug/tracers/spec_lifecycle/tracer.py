@@ -154,8 +154,8 @@ class SpecLifecycle:
         adapter = speculation.of(scheduler)
         if adapter is None:
             self.judging = False
-            plain = speculation.is_plain(scheduler)
-            if self._by_value and sampled_tokens.follows(scheduler):
+            plain, follows = speculation.is_plain(scheduler), sampled_tokens.follows(scheduler)
+            if self._by_value and follows:
                 what = "sampled tokens, rows, lengths and positions are checked, no draft"
                 if plain:
                     self.context.nothing("no draft, because this server runs none")
@@ -163,14 +163,14 @@ class SpecLifecycle:
                     self.context.limit(what, no_draft(scheduler))
                 self.sampled.limit(every)
                 self.inputs.limit(every)
+                return result
+            self.sampled.judging = self.inputs.judging = False
+            if follows:  # there are sampled tokens, which are not judged here
+                self.context.off(f"{no_draft(scheduler)}; {ON_GPU}")
             elif plain:
-                self.sampled.judging = self.inputs.judging = False
-                why = "this server runs no draft"
-                self.context.nothing(why if self._by_value else f"{why}; {ON_GPU}", off=True)
+                self.context.nothing("this server runs no draft", off=True)
             else:
-                self.sampled.judging = self.inputs.judging = False
-                why = ", so there is nothing to check" if self._by_value else f"; {ON_GPU}"
-                self.context.off(no_draft(scheduler) + why)
+                self.context.off(f"{no_draft(scheduler)}, so there is nothing to check")
             return result
         settings = self.context.settings
         on_cpu = settings.cpu or not torch.cuda.is_available()

@@ -147,3 +147,17 @@ def test_a_pool_that_is_not_known_is_told_of(it):
     it.attention()
     assert it.counted() == 0
     assert it.limits() == ["writes into a PackedPool are not judged"]
+
+
+def test_a_failure_of_ours_is_said_as_what_it_is_and_ends_no_forward(it, monkeypatch):
+    def fail(*args):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(it.tracer, "_safe", fail)
+    it.attention()
+    it.attention()
+    assert it.limits() == ["its hook checked is off"]
+    it.layer = SimpleNamespace(layer_id=1)  # of which no write was seen
+    del it.batch.out_cache_loc
+    it.attention(write=False)
+    assert "its hook missed is off" in it.limits()

@@ -549,6 +549,24 @@ def test_there_only_what_was_run_there_is_read_and_sound_steps_are_silent(sglang
     assert read == {reading.key for reading in RUN_ON_GPU}
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "off"),
+    [
+        (None, "this server does not speculate; on a GPU the rest was run with one load"),
+        ("DFLASH", "DFLASH is run here by NoneType, which g4debug does not know, so"),
+    ],
+)
+def test_there_what_is_not_followed_is_not_nothing(sglang, monkeypatch, algorithm, off):
+    """Of a server without a draft a mode that only reports follows the sampled tokens."""
+    monkeypatch.setattr(tracer, "follows_values", lambda settings: False)
+    server = Server()
+    server.tracer.after_scheduler_init(None, scheduler_of(server, algorithm))
+    told = server.tracer.context.status.record()
+    assert not told.sound
+    assert told.off.startswith(off)
+    assert not server.tracer.sampled.judging
+
+
 def test_there_the_lengths_are_checked_as_before(sglang, monkeypatch):
     monkeypatch.setattr(tracer, "follows_values", lambda settings: False)
     server = Server("seq-len-off-by-one=1*device@at=2")
