@@ -251,6 +251,8 @@ class KvWritesTracer(DeviceCheck[CheckedWrites, Write]):
         else:
             assert self._outside is not None
             backend, batch = self._outside
+            if layer is None:  # a SWA pool does not pass it on; ``missed`` tells
+                return loc_info
         if id(backend) not in self.backends.known:
             return loc_info
         inner, name = pool_of_layer(backend, layer, batch)

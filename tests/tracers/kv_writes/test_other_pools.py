@@ -134,6 +134,19 @@ def test_a_write_outside_of_a_layers_attention_is_judged(it):
         it.tracer.around_model(model, it.runner, it.batch)
 
 
+def test_a_write_outside_of_which_the_layer_is_not_known_is_told_and_the_next_is_judged(it):
+    """As SWAKVPool passes it on to its two pools."""
+
+    def model(runner, batch):
+        it.around_write(lambda *args: None, it.inner, None, batch.out_cache_loc)
+        it.attention(write=False)
+
+    it.tracer.around_model(model, it.runner, it.batch)
+    assert (it.counted(), it.limits()) == (0, ["some writes in decode forwards are not judged"])
+    it.attention()
+    assert it.counted() == 2
+
+
 def test_of_a_layer_whose_write_is_not_seen_it_is_told(it):
     for _ in range(3):
         it.attention(write=False)
