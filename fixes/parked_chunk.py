@@ -73,8 +73,8 @@ def give_back(tree: Any, allocator: Any, request: Any) -> None:
     if _window_lock.has_it(tree):
         _window_lock.relock(tree, request)
         return
-    if keeps_prefixes(tree):
-        _hand_over(tree, request)
+    if keeps_prefixes(tree) and not _hand_over(tree, request):
+        return
     from sglang.srt.managers.schedule_batch import ScheduleBatch
 
     batch = SimpleNamespace(
@@ -85,15 +85,22 @@ def give_back(tree: Any, allocator: Any, request: Any) -> None:
     ScheduleBatch._evict_swa(batch, request, req_kv.prefix(request))
 
 
-def _hand_over(tree: Any, request: Any) -> None:
+def _hand_over(tree: Any, request: Any) -> bool:
     """Give the prefix cache what it has not got of the prompt yet, as SGLang does with each chunk.
 
-    The lock of the request then goes to the last window of that.
+    The lock of the request then goes to the last window of that. False if that must not be. Then
+    nothing is given back at all: 0.5.12's UnifiedRadixCache would take pages that were given back
+    for pages of the prompt, with its next chunk.
     """
-    ready = hasattr(tree, "checkpoint") and not request.skip_radix_cache_insert
+    if not hasattr(tree, "checkpoint") or request.skip_radix_cache_insert:
+        return False
+    if tree.supports_mamba():  # each hand-over takes a slot for a state; SGLang dies without one
+        return False
     # A prefill server of disaggregation may still have to send these pages.
-    if ready and arguments().disaggregation_mode == "null":
-        tree.checkpoint(request, up_to=req_kv.prefix(request))
+    if arguments().disaggregation_mode != "null":
+        return False
+    tree.checkpoint(request, up_to=req_kv.prefix(request))
+    return True
 
 
 def still_broken() -> bool:

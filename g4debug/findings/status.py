@@ -65,8 +65,13 @@ class TracerStatus:
 
         The server may have nothing of that.
         """
-        off = self.off and not self.nothing
+        off = self.off and not self.idle
         return not (off or self.limits or self.dead or self.silent)
+
+    @property
+    def idle(self) -> bool:
+        """True if it is off for no other reason than that this server has nothing for it."""
+        return bool(self.off) and self.off == self.nothing
 
     @property
     def lacks(self) -> tuple[str, ...]:
@@ -77,7 +82,7 @@ class TracerStatus:
     @property
     def state(self) -> str:
         """In words, without the counts of checks: ``armed: raise; limited: ranges only (why)``."""
-        if self.off and self.nothing:
+        if self.idle:
             return f"nothing to judge: {self.nothing}"
         if self.off:
             return f"off{_since(self.off_step)}: {self.off}"
@@ -325,12 +330,13 @@ class Status:
     def judged(self) -> str:
         """What is judged in this server, by tracer, in one line: ``Judged: page-table. …``."""
         armed = [r for r in self.records() if r.mode]
-        whole = ", ".join(r.name for r in armed if r.sound and not r.nothing)
+        sound = [r for r in armed if r.sound and not r.idle]
+        whole = ", ".join(r.name + (f" ({r.nothing})" if r.nothing else "") for r in sound)
         told = [f"Judged: {whole or 'nothing in full'}"]
         partly = (r for r in armed if not (r.sound or r.off))
         told += [f"In part: {r.name} ({'; '.join(r.lacks)})" for r in partly]
-        told += [f"Not judged: {r.name} ({r.off})" for r in armed if r.off and not r.nothing]
-        told += [f"Nothing to judge: {r.name} ({r.nothing})" for r in armed if r.nothing]
+        told += [f"Not judged: {r.name} ({r.off})" for r in armed if r.off and not r.idle]
+        told += [f"Nothing to judge: {r.name} ({r.nothing})" for r in armed if r.idle]
         return ". ".join(told)
 
     def records(self) -> tuple[TracerStatus, ...]:

@@ -47,6 +47,6 @@ def request_table(backend: Any, holder: Any) -> Any:
 
 def pages_of(pool: Any, layer: Any, page_size: int) -> int:
     """The number of valid page indices: the rows of a layer's buffer divided by the page size."""
-    for layers in buffers_of(pool).values():
+    for layers in filter(None, buffers_of(pool).values()):
         return int(layers[0].shape[0]) // int(page_size)
     return int(pool.get_key_buffer(layer.layer_id).shape[0]) // int(page_size)

@@ -165,7 +165,7 @@ def _other(config: Mapping[str, Any], architecture: str, name: str) -> KVGeometr
     kinds = _kinds(text, architecture, name)
     all_heads = numbers("num_attention_heads", 1)
     head = numbers("head_dim", numbers("hidden_size", all_heads) // all_heads or 1)
-    v_head = text.get("v_head_dim") or head
+    v_head = numbers("v_head_dim", head, low=0) or head
     swa_head = numbers("swa_head_dim", head)
     heads = numbers("num_key_value_heads", numbers("num_attention_groups", all_heads))
     sliding = text.get("attention_other_setting")
@@ -197,9 +197,10 @@ def _kinds(text: Mapping[str, Any], architecture: str, name: str) -> list[str]:
     if architecture.startswith("Llama4"):
         kinds = ["full" if i % 4 == 3 else "swa" for i in range(count)]
     elif isinstance(pattern, list):
-        kinds = [{0: "full", 1: "swa"}.get(kind, "") for kind in pattern[:count]]
+        kinds = [{"0": "full", "1": "swa"}.get(str(kind), "") for kind in pattern[:count]]
     else:
-        kinds = [LAYER_TYPES.get(str(kind), "") for kind in types or ()][:count]
+        listed = types if isinstance(types, list) else []
+        kinds = [LAYER_TYPES.get(str(kind), "") for kind in listed[:count]]
     if len(kinds) < count or "" in kinds:
         raise ConfigError(
             f"{name}: got layer_types={types!r}, hybrid_layer_pattern={pattern!r}; expected the "

@@ -65,7 +65,9 @@ def headline(finding: Finding) -> str:
 
 def _said(finding: Finding, text: str) -> str:
     """A text of one or more lines, below each other behind their label."""
-    return "\n            ".join(map(names.line, _named(finding, text).split("\n")[:MOST_LINES]))
+    told = _named(finding, text).split("\n")
+    more = ["… (cut)"] if len(told) > MOST_LINES else []
+    return "\n            ".join([*map(names.line, told[:MOST_LINES]), *more])
 
 
 def _named(finding: Finding, text: str) -> str:

@@ -9,6 +9,7 @@ import torch
 
 from g4debug.combinations import run, seen
 from g4debug.combinations.refusal import refusal
+from g4debug.combinations.run import Run
 from g4debug.combinations.seen import Combination
 from g4debug.findings.record import Evidence, Finding, Location
 from g4debug.findings.steps import Recorder
@@ -26,6 +27,23 @@ GEMMA = Combination(
     "Gemma4ForCausalLM", seen.MHA, seen.SWA_POOL, "SWAKVPool of MHATokenToKVPool",
     ("triton", "trtllm_mha"), "FROZEN_KV_MTP",
 )  # fmt: skip
+
+BOTH, PLAIN, CPU = ("trtllm_mha", "triton"), (seen.NO_DRAFT,), {NEWEST: (targets.CPU,)}
+# The real table grows, and what is not in it today may have been run tomorrow.
+TABLE = (
+    Run(
+        "Gemma-4", GEMMA.attention, GEMMA.window, GEMMA.pool, BOTH, (*PLAIN, "FROZEN_KV_MTP"),
+        {NEWEST: (targets.CPU, targets.H200)},
+    ),
+    Run("gpt-oss", seen.SINKS, GEMMA.window, GEMMA.pool, BOTH, PLAIN, CPU),
+    Run("Llama", seen.MHA, seen.NO_WINDOW, LLAMA.pool, BOTH, PLAIN, CPU),
+    Run("DeepSeek", seen.MLA, seen.NO_WINDOW, "MLATokenToKVPool", ("triton",), PLAIN, CPU),
+)  # fmt: skip
+
+
+@pytest.fixture
+def table(monkeypatch):
+    monkeypatch.setattr(run, "RUNS", TABLE)
 
 
 def with_(it: Combination, **fields: object) -> Combination:
@@ -53,10 +71,21 @@ def with_(it: Combination, **fields: object) -> Combination:
         (Combination(attention=seen.MHA, draft="EAGLE3"), False, False),
     ],
 )
-def test_what_was_run(found, cpu, gpu):
+def test_what_was_run(table, found, cpu, gpu):
     assert run.was_run(found, NEWEST, on_cpu=True) == cpu
     assert run.was_run(found, NEWEST, on_cpu=False) == gpu
     assert not run.was_run(found, "0.5.99", on_cpu=True)
+
+
+@pytest.mark.parametrize("release", ["0.5.12.post1", "0.5.15.post1", NEWEST])
+@pytest.mark.parametrize("draft", [seen.NO_DRAFT, "FROZEN_KV_MTP"])
+@pytest.mark.parametrize("backends", [("triton",), ("trtllm_mha",), GEMMA.backends])
+def test_gemma_4_is_never_refused(release, draft, backends):
+    found = with_(GEMMA, draft=draft, backends=backends)
+    at_start = Combination(GEMMA.architecture, seen.MHA, draft=draft)
+    for on_cpu in (True, False):
+        assert run.was_run(found, release, on_cpu)
+        assert run.was_run(at_start, release, on_cpu)
 
 
 def test_each_release_of_the_tracers_has_a_combination():
@@ -146,7 +175,7 @@ def judging(**settings: object) -> Gate:
 
 
 @pytest.mark.parametrize("mode", ["raise", "contain"])
-def test_what_was_never_run_is_refused_with_both_ways_on(sglang, mode):
+def test_what_was_never_run_is_refused_with_both_ways_on(sglang, table, mode):
     with pytest.raises(SystemExit) as error:
         judging(mode=mode).judge(with_(LLAMA, draft="EAGLE", backends=("triton",)))
     said = str(error.value)
@@ -177,7 +206,7 @@ def test_a_server_that_only_keeps_records_is_never_refused(sglang):
 
 
 @pytest.mark.parametrize("release", [NEWEST])
-def test_the_message_names_what_was_run_with_such_a_model(monkeypatch, release):
+def test_the_message_names_what_was_run_with_such_a_model(monkeypatch, table, release):
     monkeypatch.setattr(targets, "sglang_version", lambda: release)
     said = refusal(with_(LLAMA, draft="EAGLE"), Settings(), on_cpu=True)
     assert "such a model was run on trtllm_mha, triton with no draft" in said

@@ -12,7 +12,7 @@ from g4debug.findings.record import Finding, Location
 from g4debug.findings.steps import Recorder
 from g4debug.settings import Settings
 from g4debug.trapping.describe import Describer
-from g4debug.trapping.trap import Trap, TrapError
+from g4debug.trapping.trap import MOST_LINES, Trap, TrapError, lines
 
 HOSTILE = "\x1b[2Jr\r\n[ERROR] forged\u202e\x00" + "x" * (1 << 20)
 
@@ -92,3 +92,15 @@ def test_the_lines_of_a_finding_are_harmless_and_its_dump_has_the_id(
     kept = reading.read(path).finding
     assert kept.location.request == found.location.request
     assert kept.got == found.got
+
+
+def test_a_text_of_many_lines_says_that_it_is_cut():
+    def told(rows: int) -> list[str]:
+        got = "\n".join(f"row {n}" for n in range(rows))
+        found = Finding("page-table", "oob", "site", "headline", Location(), "", got)
+        return "\n".join(lines(found, None, "it is a test")).split("\n")
+
+    assert told(MOST_LINES)[-2].strip() == f"row {MOST_LINES - 1}"
+    assert [line.strip() for line in told(MOST_LINES + 1)[-3:-1]] == [
+        f"row {MOST_LINES - 1}", "… (cut)",
+    ]  # fmt: skip

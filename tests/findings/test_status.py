@@ -161,13 +161,27 @@ def test_nothing_to_judge_is_no_limit_and_is_told(recorder, part):
     assert other.record().state == "nothing to judge: there is one rank only"
 
 
+def test_a_tracer_that_goes_off_later_says_why_although_it_had_little_to_judge(recorder, part):
+    part.nothing("no draft, because this server runs none")
+    part.off("none of its hooks runs any more")
+    record = part.record()
+    assert not record.sound
+    assert record.state == "off: none of its hooks runs any more"
+    assert recorder.status.judged() == (
+        "Judged: nothing in full. Not judged: page-table (none of its hooks runs any more)"
+    )
+
+
 def test_one_line_says_what_is_judged_in_this_server(recorder, part):
-    for name in ("kv-allocator", "pool-leak", "spec-lifecycle", "kv-writes"):
+    names = ("kv-allocator", "pool-leak", "spec-lifecycle", "kv-writes", "rank-divergence")
+    for name in names:
         recorder.status.part(name).mode = "raise"
     recorder.status.part("pool-leak").limit("ranges only", "pages move")
     recorder.status.part("spec-lifecycle").nothing("no draft")
+    recorder.status.part("rank-divergence").nothing("there is one rank only", off=True)
     recorder.status.part("kv-writes").off("no pool that it knows")
     assert recorder.status.judged() == (
-        "Judged: page-table, kv-allocator. In part: pool-leak (ranges only). Not judged: "
-        "kv-writes (no pool that it knows). Nothing to judge: spec-lifecycle (no draft)"
+        "Judged: page-table, kv-allocator, spec-lifecycle (no draft). In part: pool-leak (ranges "
+        "only). Not judged: kv-writes (no pool that it knows). Nothing to judge: rank-divergence "
+        "(there is one rank only)"
     )

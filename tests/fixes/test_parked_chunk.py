@@ -9,7 +9,7 @@ import releases
 import torch
 
 from g4debug.fixes.base import state_of
-from g4debug.fixes.parked_chunk import around_add_chunked, before_prepare
+from g4debug.fixes.parked_chunk import around_add_chunked, before_prepare, give_back
 from g4debug.hooking import targets
 
 FULL, SWA, WINDOW = 2048, 1024, 100  # tokens
@@ -238,6 +238,29 @@ def test_what_lies_behind_the_branch_is_handed_over(sglang, page, begin, bigram)
     waiting.tree.unlock(waiting.request.lock)
     assert waiting.tree.swa_protected_size() == waiting.tree.full_protected_size() == 0
     waiting.tree.sanity_check()
+
+
+@pytest.mark.skipif(targets.matches("<0.5.22"), reason="it hands all of a prompt over")
+@pytest.mark.parametrize("why", ["states of linear layers", "disaggregation", "not inserted"])
+def test_where_nothing_may_be_handed_over_nothing_is_given_back(sglang, monkeypatch, why):
+    waiting = Branching(16, 640, bigram=False)
+    if why == "states of linear layers":
+        monkeypatch.setattr(waiting.tree, "supports_mamba", lambda: True)
+    elif why == "disaggregation":
+        releases.configure(page_size=16, disaggregation_mode="prefill")
+    else:
+        waiting.request.skip_radix_cache_insert = True
+    left, gone = waiting.left(), waiting.without_swa(waiting.row)
+    for _ in range(3):
+        waiting.asks()
+    assert waiting.request.kv.cache_protected_len == waiting.branch
+    assert (waiting.left(), waiting.without_swa(waiting.row)) == (left, gone)
+
+
+def test_a_prefix_cache_that_cannot_be_handed_more_is_left_alone(sglang):
+    """As before 0.5.22: with pools, it would be an error that it has none here."""
+    tree = SimpleNamespace(supports_swa=lambda: True, is_chunk_cache=lambda: False)
+    give_back(tree, None, releases.Request("r"))
 
 
 def test_it_is_in_force_by_default_and_has_a_switch(arm):

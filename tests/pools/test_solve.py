@@ -179,6 +179,11 @@ def test_layers_of_unlike_size_and_a_pattern_in_place_of_types():
     )
     with pytest.raises(ConfigError, match="expected the kind of each of 6 layers"):
         config.parse({**mimo, "hybrid_layer_pattern": [0, 2]})
+    for change in ({"hybrid_layer_pattern": [[]]}, {"hybrid_layer_pattern": 1, "layer_types": 3}):
+        with pytest.raises(ConfigError, match="expected the kind of each of 6 layers"):
+            config.parse({**mimo, **change})
+    with pytest.raises(ConfigError, match="got v_head_dim='many', expected a whole number"):
+        config.parse({**step, "v_head_dim": "many"})
 
 
 def test_the_published_models():

@@ -43,7 +43,7 @@ class Wait:
 
 
 class Waits:
-    """The requests at the last look, in the order of :func:`work.of`."""
+    """The requests at the last look, in the order in which they came into SGLang's queue."""
 
     def __init__(self) -> None:
         self.all: dict[int, Wait] = {}  # by the id of the object, which each entry keeps alive
