@@ -8,7 +8,8 @@ else names a backend. What a backend hands to a kernel has one of two shapes
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
     from g4debug.backends.handed_over import PageTable, TokenLists
     from g4debug.settings import Settings
+
+logger = logging.getLogger("g4debug")
 
 
 class Sites(Protocol):
@@ -75,7 +78,7 @@ class Adapter(ABC):
 
     name: the backend's name on SGLang's command line.
     built: the site of its constructor, which gets (backend, model_runner, ...).
-    needs: a module without which SGLang cannot import the backend, '' if any SGLang can.
+    needs: the module of the backend, if there are installations that cannot import it; else ''.
     sites: the sites at which ``install`` puts hooks.
     fused_writes: sites of functions that give locations to a kernel which writes KV itself, past
         "kv.set": (backend, layer, forward_batch) -> tensor.
@@ -115,10 +118,15 @@ class Adapter(ABC):
     without_swa: ClassVar[Mapping[str, Any]] = {}
 
     def is_there(self) -> bool:
-        """True if SGLang can import this backend here."""
+        """True if SGLang can import this backend here.
+
+        A wheel for another GPU or another CUDA fails with many kinds of errors. SGLang tells them
+        to whoever asks for the backend; a server that runs another one has none of them.
+        """
         try:
-            return not self.needs or importlib.util.find_spec(self.needs) is not None
-        except ImportError:
+            return not self.needs or bool(importlib.import_module(self.needs))
+        except Exception as e:
+            logger.debug("g4debug: SGLang cannot import the backend %s: %r", self.name, e)
             return False
 
     @abstractmethod

@@ -118,3 +118,9 @@ def nearest(it: Combination, release: str, on_cpu: bool) -> str:
 def there(release: str, on_cpu: bool) -> list[Run]:
     """The lines for a release, and for the CPU engine or for GPUs."""
     return [run for run in RUNS if run.was_at(release, on_cpu)]
+
+
+def backends_of_gemma(release: str) -> set[str]:
+    """The attention backends that the CPU engine served Gemma-4 with an SWA pool on."""
+    runs = (run for run in there(release, True) if (run.attention, run.window) == (MHA, SWA_POOL))
+    return {name for run in runs for name in run.backends}

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from g4debug import backends, speculation
+from g4debug import speculation
+from g4debug.combinations import run
 from g4debug.cpu import models
 from g4debug.cpu.geometry import TINY
 from g4debug.cpu.server import backend_for
@@ -18,7 +19,6 @@ from g4debug.findings import decisive, tape
 from g4debug.findings.record import Plain, Tape, TrapRecord
 from g4debug.findings.tape import Recording
 from g4debug.findings.tape_record import data
-from g4debug.hooking.targets import CPU
 from g4debug.replay.tokens import STOPS, children
 
 
@@ -174,7 +174,7 @@ def _arguments(record: TrapRecord, facts: Mapping[str, Plain], notes: list[str])
         if (value := given.get(name)) not in (None, HIDDEN, "default")
     }
     release = record.versions.get("sglang", "")
-    known = {a.name for a in backends.adapters() if CPU in a.run.get(release, ())}
+    known = run.backends_of_gemma(release)
     for name in ("attention_backend", "decode_attention_backend", "prefill_attention_backend"):
         value = given.get(name)
         if value in known:

@@ -67,8 +67,8 @@ def draw(seed: int, model: str = DEFAULT) -> Shape:
         "chunked_prefill_size": dice.choice((64, 128, 256, 512, 2048)),
     }
     backend = "triton" if page != 64 else dice.choice(("trtllm_mha", "triton", "split"))
-    if len(toy.backends) == 1:
-        (backend,) = toy.backends
+    if not {"trtllm_mha", "triton"} <= {*toy.backends}:
+        backend = toy.backends[0]
     if backend == "split":
         engine |= {
             "attention_backend": None,
