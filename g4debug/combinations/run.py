@@ -91,7 +91,7 @@ RUNS: tuple[Run, ...] = (
     Run("Llama, Qwen3", MHA, NO_WINDOW, _MHA, ("fa3",), _PLAIN, _NEW),
     Run("Llama, Qwen3", MHA, NO_WINDOW, _MHA, ("torch_native",), _PLAIN, _NEW),
     Run("Llama", MHA, NO_WINDOW, _MHA, ("trtllm_mha",), _OTHER_DRAFTS, _NEW),
-    Run("Llama", MHA, NO_WINDOW, _MHA, ("triton",), ("EAGLE", "STANDALONE", "NGRAM"), _NEW),
+    Run("Llama", MHA, NO_WINDOW, _MHA, ("triton",), _OTHER_DRAFTS, _NEW),
     Run("gpt-oss", SINKS, SWA_POOL, _SWA, _BOTH, _PLAIN, _NEW),
     Run("gpt-oss", SINKS, SWA_POOL, _SWA, ("fa3",), _PLAIN, _NEW),
     Run("DeepSeek", MLA, NO_WINDOW, _MLA, ("triton",), _PLAIN, _NEW),
