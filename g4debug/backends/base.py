@@ -8,7 +8,7 @@ else names a backend. What a backend hands to a kernel has one of two shapes
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
@@ -78,7 +78,7 @@ class Adapter(ABC):
 
     name: the backend's name on SGLang's command line.
     built: the site of its constructor, which gets (backend, model_runner, ...).
-    needs: the module of the backend, if there are installations that cannot import it; else ''.
+    needs: a module without which SGLang cannot import the backend, '' if any SGLang can.
     sites: the sites at which ``install`` puts hooks.
     fused_writes: sites of functions that give locations to a kernel which writes KV itself, past
         "kv.set": (backend, layer, forward_batch) -> tensor.
@@ -124,7 +124,7 @@ class Adapter(ABC):
         to whoever asks for the backend; a server that runs another one has none of them.
         """
         try:
-            return not self.needs or bool(importlib.import_module(self.needs))
+            return not self.needs or importlib.util.find_spec(self.needs) is not None
         except Exception as e:
             logger.debug("g4debug: SGLang cannot import the backend %s: %r", self.name, e)
             return False

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Fa3(TableAdapter):
     name = "fa3"
     built = "attn.fa3.init"
-    needs = "sglang.srt.layers.attention.flashattention_backend"
+    needs = "sgl_kernel.flash_attn"
     sites = ("attn.fa3.kernel", "attn.fa3.extend", "attn.fa3.decode")
     metadata = "attn.fa3.metadata"
     replay = "attn.fa3.metadata_replay"
