@@ -244,6 +244,11 @@ class Settings:
         return discovery.names("tracer") if self.debug else ()
 
     @property
+    def takes_the_risk(self) -> bool:
+        """True if a finding is only reported, or is wanted although it could be false."""
+        return self.mode == "log" or self.not_run_on_this_release
+
+    @property
     def asked(self) -> bool:
         """True if the user asked for something. If it cannot be done, the server must not start."""
         return bool(self.tracers or self.faults or any(self.switches.values()))

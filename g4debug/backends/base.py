@@ -14,12 +14,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from g4debug.backends.handed_over import PageTable
 from g4debug.hooking import targets
 
 if TYPE_CHECKING:
     import torch
 
-    from g4debug.backends.handed_over import PageTable, TokenLists
+    from g4debug.backends.handed_over import TokenLists
     from g4debug.settings import Settings
 
 logger = logging.getLogger("g4debug")
@@ -139,10 +140,8 @@ class Adapter(ABC):
         Where page-table was never run with it, a finding must not do more than be reported. on_cpu:
         SGLang runs on the CPU engine.
         """
-        if settings.mode == "log" or settings.not_run_on_this_release:
-            return True
         places = self.run.get(str(targets.sglang_version()), ())
-        return any((place == targets.CPU) == on_cpu for place in places)
+        return settings.takes_the_risk or targets.ran_on(places, on_cpu)
 
     def learn(self, backend: Any, model_runner: Any, guard: Guarding) -> bool:
         """A backend was built. False if entries cannot be compared with ``req_to_token``."""
@@ -206,6 +205,23 @@ class TableAdapter(Adapter):
         """The page tables that there are, by the names in ``tables``."""
         found = {name: getattr(metadata, field) for name, field in self.tables.items()}
         return {name: table for name, table in found.items() if table is not None}
+
+    def handed(self, table: torch.Tensor, backend: Any, layer: Any) -> PageTable:
+        """A layer's table, with the lengths and the ends of the queries that its metadata have."""
+        metadata, window = backend.forward_metadata, layer.sliding_window_size
+        return PageTable(
+            table,
+            getattr(metadata, self.lengths),
+            metadata.cu_seqlens_q,
+            -1 if window is None else int(window),
+        )
+
+    def indices(self, backend: Any, batch: Any) -> torch.Tensor | None:
+        found: torch.Tensor | None = batch.req_pool_indices
+        return found
+
+    def handed_at(self, batch: Any) -> str:
+        return self.sites[0]
 
 
 class ListAdapter(Adapter):

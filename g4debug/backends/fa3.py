@@ -12,7 +12,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from g4debug.backends.base import Guarding, Sites, TableAdapter
-from g4debug.backends.handed_over import PageTable
 from g4debug.hooking.targets import CPU
 
 if TYPE_CHECKING:
@@ -63,15 +62,7 @@ class Fa3(TableAdapter):
             if why:
                 guard.not_guarded("some of fa3's page tables are not judged", why)
                 return table
-            window = layer.sliding_window_size
-            metadata = backend.forward_metadata
-            handed = PageTable(
-                table,
-                metadata.cache_seqlens_int32,
-                metadata.cu_seqlens_q,
-                -1 if window is None else int(window),
-            )
-            return guard.page_table(self, handed, backend, layer, batch)
+            return guard.page_table(self, self.handed(table, backend, layer), backend, layer, batch)
 
         context.before("attn.fa3.extend", before_attention)
         context.before("attn.fa3.decode", before_attention)
@@ -82,16 +73,9 @@ class Fa3(TableAdapter):
             guard.judged_in_part([backend])
         return super().learn(backend, model_runner, guard)
 
-    def indices(self, backend: Any, batch: Any) -> torch.Tensor | None:
-        found: torch.Tensor | None = batch.req_pool_indices
-        return found
-
     def padding(self, backend: Any, batch: Any, frozen: bool) -> int:
         """Before each replay SGLang resets the lengths of the padding rows."""
         return int(backend.get_cuda_graph_seq_len_fill_value())
-
-    def handed_at(self, batch: Any) -> str:
-        return self.sites[0]
 
 
 def strange(table: torch.Tensor, given: dict[str, Any], backend: Any, batch: Any) -> str:

@@ -64,7 +64,7 @@ def built(scheduler: Any) -> dict[str, Any]:
         drafting = _drafting(draft)
         if drafting is not None:
             found["draft"] = selected(drafting, ForwardMode.DECODE)
-    return {name: _inner(backend) for name, backend in found.items()}
+    return found
 
 
 def named(scheduler: Any) -> tuple[str, ...]:
@@ -120,11 +120,6 @@ def selected(backend: Any, mode: Any) -> Any:
     select = getattr(backend, "_select_backend", None)
     found = backend if select is None else select(mode)
     return getattr(found, "full_attn_backend", found)
-
-
-def _inner(backend: Any) -> Any:
-    """The backend that reads KV, of one that also has layers with a state in place of KV."""
-    return getattr(backend, "full_attn_backend", backend)
 
 
 def _drafting(worker: Any) -> Any:

@@ -84,10 +84,6 @@ class TorchNative(TableAdapter):
             made = self._made = batch, layer, firsts[batch.req_pool_indices] // self._pages
         return made[2]
 
-    def indices(self, backend: Any, batch: Any) -> torch.Tensor | None:
-        found: torch.Tensor | None = batch.req_pool_indices
-        return found
-
     def padding(self, backend: Any, batch: Any, frozen: bool) -> int:
         return 0
 

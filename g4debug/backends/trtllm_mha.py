@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from g4debug.backends.base import Guarding, Sites, TableAdapter
-from g4debug.backends.handed_over import PageTable
 from g4debug.hooking import targets
 from g4debug.hooking.targets import CPU, H200
 
@@ -50,24 +49,10 @@ class TrtllmMha(TableAdapter):
             known = guard.again(table, backend, layer)
             if known is not None:
                 return known
-            metadata = backend.forward_metadata
-            window = layer.sliding_window_size
-            handed = PageTable(
-                table,
-                metadata.cache_seqlens_int32,
-                metadata.cu_seqlens_q,
-                -1 if window is None else int(window),
-            )
+            handed = self.handed(table, backend, layer)
             return guard.page_table(self, handed, backend, layer, forward_batch)
 
         context.after("attn.trtllm_mha.layer_page_table", after_page_table)
-
-    def indices(self, backend: Any, batch: Any) -> torch.Tensor | None:
-        found: torch.Tensor | None = batch.req_pool_indices
-        return found
-
-    def handed_at(self, batch: Any) -> str:
-        return self.sites[0]
 
     def padding(self, backend: Any, batch: Any, frozen: bool) -> int:
         """Before each replay SGLang resets the lengths of the padding rows, but not their requests.

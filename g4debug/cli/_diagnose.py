@@ -24,7 +24,7 @@ from typing import Any
 from g4debug import __version__, cli, discovery, plugin
 from g4debug.backends import adapters
 from g4debug.cli import one_line
-from g4debug.combinations.refusal import WAYS, takes_the_risk
+from g4debug.combinations.refusal import WAYS
 from g4debug.combinations.run import there
 from g4debug.faults.grammar import GrammarError, parse
 from g4debug.hooking import plugins, targets
@@ -246,7 +246,7 @@ def _models(d: Diagnosis, settings: Settings) -> None:
     release = str(targets.sglang_version())
     for run in there(release, settings.cpu or not d.gpus):
         d.models.append(Row(run.models, "run", f"{run.attention}, {run.window}: {run.with_what}"))
-    state = "judged" if takes_the_risk(settings) else "refused"
+    state = "judged" if settings.takes_the_risk else "refused"
     why = "" if state == "judged" else f"by the server's scheduler at its start. {WAYS}"
     d.models.append(Row("any other", state, why))
 

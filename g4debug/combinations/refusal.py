@@ -13,11 +13,6 @@ WAYS = (
 )
 
 
-def takes_the_risk(settings: Settings) -> bool:
-    """True if a finding is only reported, or is wanted although it could be false."""
-    return settings.mode == "log" or settings.not_run_on_this_release
-
-
 def refusal(found: Combination, settings: Settings, on_cpu: bool) -> str:
     """Why this combination is refused, and what to do; '' if it was run, as far as it is known."""
     release = str(targets.sglang_version() or "of an unknown version")

@@ -20,7 +20,7 @@ from g4debug.combinations.seen import (
     SWA_POOL,
     Combination,
 )
-from g4debug.hooking.targets import CPU, H200
+from g4debug.hooking.targets import CPU, H200, ran_on
 
 _SWA, _MHA, _MLA = "SWAKVPool of MHATokenToKVPool", "MHATokenToKVPool", "MLATokenToKVPool"
 _LINEAR = "HybridLinearKVPool of MHATokenToKVPool"
@@ -71,7 +71,7 @@ class Run:
 
     def was_at(self, release: str, on_cpu: bool) -> bool:
         """True if it was run with this release on the CPU engine, or else on a GPU."""
-        return any((place == CPU) == on_cpu for place in self.at.get(release, ()))
+        return ran_on(self.at.get(release, ()), on_cpu)
 
 
 _EVERYWHERE = {

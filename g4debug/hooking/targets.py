@@ -513,6 +513,11 @@ def is_for(releases: str) -> bool:
     return not releases or sglang_version() is None or matches(releases)
 
 
+def ran_on(places: Iterable[str], cpu_engine: bool) -> bool:
+    """True if one of these places is the CPU engine, or else a GPU."""
+    return any((place == CPU) == cpu_engine for place in places)
+
+
 def not_run(tracers: Iterable[str], cpu_engine: bool, gpu: str = "") -> tuple[str, ...]:
     """The tracers among ``tracers`` that were not run on the installed SGLang, in the order given.
 
@@ -524,11 +529,7 @@ def not_run(tracers: Iterable[str], cpu_engine: bool, gpu: str = "") -> tuple[st
     if gpu and not cpu_engine and gpu not in GPUS_RUN:
         return tuple(tracers)
     known = RUN.get(str(sglang_version()), {})
-    return tuple(
-        name
-        for name in tracers
-        if not any((place == CPU) == cpu_engine for place in known.get(name, ()))
-    )
+    return tuple(name for name in tracers if not ran_on(known.get(name, ()), cpu_engine))
 
 
 def path(site: str, installed: Version | None = None) -> str | None:

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from g4debug.combinations.refusal import refusal, takes_the_risk
+from g4debug.combinations.refusal import refusal
 from g4debug.combinations.seen import Combination, planned, running
 from g4debug.hooking.arguments import argument
 from g4debug.tracers.base import Context, Tracer
@@ -61,6 +61,6 @@ class Gate:
     def judge(self, found: Combination) -> bool:
         """True if this combination was run, as far as it is known. Raises SystemExit if refused."""
         refused = refusal(found, self.context.settings, self.on_cpu) if self.tracers else ""
-        if refused and not takes_the_risk(self.context.settings):
+        if refused and not self.context.settings.takes_the_risk:
             raise SystemExit(f"g4debug: {refused}")
         return not refused

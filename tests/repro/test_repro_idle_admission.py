@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 
 import pytest
-import torch
+from real_engine import ENGINE
 
-pytestmark = [
-    pytest.mark.engine,
-    pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU engine refuses CUDA machines"),
-    pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="needs sglang"),
-]
+pytestmark = ENGINE
 SCRIPT = ("idle_admission.py", "--json")
 
 

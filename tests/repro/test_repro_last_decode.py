@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 
 import pytest
-import torch
+from real_engine import ENGINE
 
 from g4debug.hooking import targets
 
 pytestmark = [
-    pytest.mark.engine,
-    pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU engine refuses CUDA machines"),
-    pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="needs sglang"),
+    *ENGINE,
     pytest.mark.skipif(not targets.matches("<0.5.18"), reason="its prefix cache cuts a new leaf"),
 ]
 SCRIPT = ("last_decode.py", "--json")

@@ -806,7 +806,7 @@ def follows_values(settings: Any) -> bool:
     """
     if settings.cpu or not torch.cuda.is_available():
         return True
-    return bool(settings.mode == "log" or settings.not_run_on_this_release)
+    return bool(settings.takes_the_risk)
 
 
 def simulates() -> bool:
