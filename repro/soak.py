@@ -13,6 +13,10 @@ be replayed elsewhere.
 On a GPU prefill runs on ``triton`` and decode on ``trtllm_mha``, on the CPU engine both run on
 ``trtllm_mha``; --backend triton puts everything on ``triton``.
 
+--model names another model: a toy on the CPU engine, and on a GPU the real shape of Llama 3 8B,
+Qwen3 8B or gpt-oss 20B with weights that SGLang draws (``repro/workloads/shapes.py``), on SGLang's
+own choice of attention backends if --backend names none. --draft is a draft for it.
+
 With --v2, on SGLang 0.5.12.post1, the armed run has ``SGLANG_FROZEN_KV_MTP_V2=1`` and SGLang's
 strict leak check, so that it is FROZEN_KV_MTP on v2 that is held against v1's tokens. Its steps are
 others than v1's, and so are the requests that are aborted; such a one must have the same tokens as
@@ -36,6 +40,7 @@ from harness.processes import Outcome, script
 from harness.replays import NAME, replayed
 from harness.verdicts import not_completed
 from rich.console import Console
+from workloads.shapes import DRAFTS, SHAPES
 
 from g4debug.cpu.server import DEFAULT
 
@@ -66,8 +71,14 @@ def run(armed: bool, args: Namespace, folder: Path, console: Console) -> Outcome
         **ENGINE[args.device],
         **({"disable_overlap_schedule": False} if v2 else {}),
     }
-    if args.device == "cpu":
+    if args.device == "cpu" or args.model != DEFAULT:
         engine["model"] = args.model
+    if args.draft:
+        engine["draft"] = args.draft
+    if args.tp > 1:
+        engine["tp_size"] = args.tp
+    if armed and args.not_run:
+        env["G4DEBUG_NOT_RUN_ON_THIS_RELEASE"] = "1"
     if args.backend:
         engine |= dict.fromkeys(BACKENDS, args.backend)
     with console.status(name):
@@ -118,10 +129,17 @@ def main() -> int:
     parser.add_argument(
         "--backend",
         default="",
-        choices=("triton", "trtllm_mha"),
-        help="the attention backend of prefill and decode",
+        metavar="NAME",
+        help="the attention backend of prefill and decode, such as triton, trtllm_mha or fa3",
     )
     parser.model()
+    parser.add_argument("--draft", default="", choices=("", *DRAFTS, "ngram"), metavar="NAME")
+    parser.number("--tp", "tensor-parallel ranks, each on a GPU of its own", 1, "RANKS")
+    parser.add_argument(
+        "--not-run",
+        action="store_true",
+        help="let it start where this combination was never run (it is what shows that it can be)",
+    )
     parser.keep("logs and dumps")
     parser.add_argument(
         "--v2", action="store_true", help="the armed run has FROZEN_KV_MTP on v2 (0.5.12.post1)"
@@ -132,8 +150,12 @@ def main() -> int:
             "--v2 is for SGLang 0.5.12.post1. With this release FROZEN_KV_MTP runs on speculative "
             "decoding v2 by itself: leave --v2 out."
         )
-    if args.model != DEFAULT and args.device == "cuda":
-        parser.error(f"--model {args.model}: expected --device cpu, which serves the toys")
+    if args.device == "cuda" and args.model not in (DEFAULT, *SHAPES):
+        parser.error(f"--model {args.model}: on a GPU expected one of {', '.join(SHAPES)}")
+    if args.draft and args.device == "cuda" and args.model != "llama":
+        parser.error(
+            f"--draft {args.draft}: on a GPU expected --model llama, which it was made for"
+        )
     console = Console(highlight=False)
     with logs("soak", console, "The logs and dumps are kept in:", args.keep) as kept:
         plain = run(False, args, kept.folder, console)

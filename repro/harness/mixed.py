@@ -60,12 +60,18 @@ def requests(
     return found
 
 
-def on_gpu(**overrides: Any) -> dict[str, Any]:
-    """The same on a GPU: E4B's geometry, split backends, CUDA graphs, the prefix cache on."""
+def on_gpu(model: str = "", draft: str = "", **overrides: Any) -> dict[str, Any]:
+    """The same on a GPU: E4B's geometry, split backends, CUDA graphs, the prefix cache on.
+
+    model, draft: another model's shape, see ``workloads.shapes``.
+    """
+    from workloads import shapes
     from workloads.e4b_trtllm_mtp import cuda
 
     from harness.arguments import as_named_here
 
+    if model in shapes.SHAPES:
+        return as_named_here(shapes.engine(model, draft, **{"max_total_tokens": 4096, **overrides}))
     arguments = dict(cuda(int(overrides.get("max_running_requests", 12))).engine)
     for name in ("disable_radix_cache", "swa_full_tokens_ratio"):
         arguments.pop(name)
