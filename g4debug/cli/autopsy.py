@@ -13,7 +13,6 @@ core dump may go.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import sys
 from pathlib import Path
 
@@ -38,8 +37,8 @@ def run(args: argparse.Namespace) -> int:
     from g4debug.autopsy.errors import CoreError
     from g4debug.cli.show import read_dump
     from g4debug.dumps import writing
-    from g4debug.findings.record import SCHEMA
     from g4debug.reporters import autopsy, json
+    from g4debug.tracers.flight_recorder.assert_evidence import with_autopsy
 
     if args.write and args.dump is None:
         raise CliError("--write needs the DUMP that the autopsy is put into")
@@ -50,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         except CoreError as e:
             raise CliError(f"{args.core}: {e}") from e
     if args.write and record is not None:
-        whole = dataclasses.replace(record, autopsy=found, schema=SCHEMA)
+        whole = with_autopsy(record, found)
         writing.write(writing.encode(whole), args.dump.absolute().parent, args.dump.name)
     if args.json:
         json.write(found, sys.stdout)

@@ -300,6 +300,11 @@ class Autopsy:
     history: tuple[str, ...] = ()  # what the dump says of that page and row, oldest first
     notes: tuple[str, ...] = ()  # how sure it is, and what it could not read
 
+    @property
+    def of_assertion(self) -> bool:
+        """True if the kernel stopped because an assertion in it failed."""
+        return self.exception.endswith("warp assert")
+
 
 @dataclass(frozen=True)
 class Evidence:

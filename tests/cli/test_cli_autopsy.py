@@ -15,8 +15,9 @@ from g4debug import cli
 from g4debug.autopsy import logs
 from g4debug.dumps import writing
 from g4debug.dumps.reading import read
-from g4debug.findings.record import SCHEMA
+from g4debug.findings.record import SCHEMA, Lookup
 from g4debug.reporters import html
+from g4debug.tracers.flight_recorder import lookups, report
 
 pytestmark = pytest.mark.once("commands do not import SGLang")
 NAME = "decode-uninitialised"
@@ -92,6 +93,51 @@ def test_it_writes_into_the_dump_and_the_reports_print_it(core, dump, capsys):
     assert VERDICT in run(capsys, "show", dump)
     assert VERDICT in " ".join(html.render(after).split())
     assert json.loads(run(capsys, "show", dump, "--json"))["autopsy"]["page"] == 33554431
+
+
+def test_an_assertion_that_the_error_did_not_name_is_told(tmp_path, capsys):
+    """The driver called it an "unspecified launch failure" on a H100, the core dump does not."""
+    core = tmp_path / "core.nvcudmp"
+    core.write_bytes(real_cores.core("embedding"))
+    sample = sample_record()
+    error = RuntimeError("CUDA error: unspecified launch failure")
+    words = "g4debug: flight-recorder in the event loop: RuntimeError: CUDA error: unspecified"
+    assert report.is_cuda(error)
+    assert report.is_vague(error)
+    died = dataclasses.replace(
+        sample.finding, check="flight-recorder", kind="cuda-error", headline=words, cause="innocent"
+    )
+    look = Lookup(
+        "the draft's embedding", "gemma4_mtp.py", "token ids", low=0, high=262_208, rows=131_072
+    )
+    (judged,) = lookups.judge([look], ())
+    record = dataclasses.replace(sample, finding=died, lookups=(judged,))
+    dump = writing.write(writing.encode(record), tmp_path, "g4debug-y.pt")
+    run(capsys, "autopsy", core, dump, "--write")
+    after = read(dump)
+    assert after.finding.kind == "device-assert"
+    assert after.finding.headline == (
+        "g4debug: flight-recorder in the event loop: an assertion failed in a kernel (device-side "
+        "assert)"
+    )
+    assert "the CUDA core dump did" in after.finding.got
+    assert "the draft's embedding" in after.finding.cause
+    assert after.finding.cause.endswith("innocent")
+    assert after.lookups == (judged,)
+    assert "an assertion in the kernel failed" in run(capsys, "show", dump)
+
+
+def test_the_lookups_go_if_it_was_no_assertion(core, tmp_path, capsys):
+    sample = sample_record()
+    died = dataclasses.replace(sample.finding, check="flight-recorder", kind="cuda-error")
+    (judged,) = lookups.judge([Lookup("an embedding", "gemma4_mtp.py", "token ids")], ())
+    record = dataclasses.replace(
+        sample, finding=died, lookups=(judged,), memory=real_cores.memory(NAME)
+    )
+    dump = writing.write(writing.encode(record), tmp_path, "g4debug-y.pt")
+    run(capsys, "autopsy", core, dump, "--write")
+    assert read(dump).finding == died
+    assert read(dump).lookups == ()
 
 
 def test_a_core_that_is_none_is_refused_in_one_line(core, dump, capsys):

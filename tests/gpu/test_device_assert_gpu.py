@@ -64,7 +64,8 @@ def test_what_cuda_printed_is_in_the_dump(how, sort, tmp_path):
     assert record.asserts, errors[-2000:]
     first = record.asserts[0]
     assert first.expression
-    assert first.count == errors.count(f"Assertion `{first.expression}` failed")
+    # The driver may still be printing when the dump is written.
+    assert 0 < first.count <= errors.count(f"Assertion `{first.expression}` failed")
     assert first.file.endswith((".cu", ".cuh", ".py")) or how == "compiled"
     assert first.line > 0 or how == "compiled"
     assert first.function or how == "compiled"

@@ -20,7 +20,7 @@ from typing import Any
 
 from g4debug.tracers.flight_recorder import coredump
 
-APPEARS = 3.0  # seconds in which a core dump must have begun behind the error
+APPEARS = 8.0  # seconds in which a core dump must have begun behind the error
 WRITTEN = 10.0  # and those that it may take to be written
 SECONDS = 15.0  # that the autopsy may take
 # -P: a folder "g4debug" where the server was started is not the package.
@@ -46,6 +46,13 @@ def put_into(
                 late,
                 WRITTEN,
                 late,
+                dump,
+            )
+        elif wait:
+            logger.error(
+                "g4debug: no CUDA core dump began to appear in %.0f s, so there is no autopsy of "
+                "this crash. If one is there later, run: g4debug autopsy --write CORE %s",
+                APPEARS,
                 dump,
             )
         return

@@ -50,7 +50,11 @@ CUDA = re.compile(
 )
 # An assertion failed in a kernel. PyTorch names "device-side assertions" below any CUDA error.
 ASSERT = re.compile(r"device-side assert triggered|\bcudaErrorAssert\b|\bCUDA_ERROR_ASSERT\b")
-VAGUE = re.compile(r"CUBLAS_STATUS_EXECUTION_FAILED|unhandled cuda error")
+# A driver that writes a core dump calls a failed assertion an "unspecified launch failure" (H100).
+VAGUE = re.compile(
+    r"CUBLAS_STATUS_EXECUTION_FAILED|unhandled cuda error"
+    r"|unspecified launch failure|cudaErrorLaunchFailure|CUDA_ERROR_LAUNCH_FAILED"
+)
 OUT_OF_MEMORY = re.compile(r"out of memory|OUT_OF_MEMORY|cudaErrorMemoryAllocation", re.I)
 
 

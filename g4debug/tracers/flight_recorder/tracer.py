@@ -19,6 +19,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ import torch
 
 from g4debug.backends import phases
 from g4debug.findings.launch_memory import Seat
+from g4debug.findings.record import DeviceAssert, Evidence, Lookup
 from g4debug.hooking.hooks import Order
 from g4debug.hooking.resolved import server_argument
 from g4debug.tracers.base import Context, Tracer
@@ -174,7 +176,16 @@ class FlightRecorder:
             error, site, self.context, self.complete, self._innocence, asserted
         )
         trap = self.context.trap
-        path = trap.report_end(found, None if asserted is None else asserted.evidence)
+        if asserted is not None:
+            evidence = asserted.evidence
+        elif finding.is_cuda(error) and coredump.is_enabled(os.environ):
+            # A driver that writes a core dump was seen to call a failed assertion "unspecified
+            # launch failure" and "illegal memory access". If the core dump says that it was an
+            # assertion, the lookups are what is asked next.
+            evidence = Evidence(lookups=self._lookups(()))
+        else:
+            evidence = None
+        path = trap.report_end(found, evidence)
         trap.stop(found, path)
         self._look_into_core(error, path)
 
@@ -215,8 +226,8 @@ class FlightRecorder:
     def _asserted(self, error: BaseException) -> Asserted | None:
         """The evidence about an assertion in a kernel, None if the device died of something else.
 
-        cuBLAS and NCCL say only that the device failed. Then an assertion is believed if no other
-        rank can have printed it.
+        cuBLAS, NCCL and a driver that writes a core dump say only that the device failed. Then an
+        assertion is believed if no other rank can have printed it.
         """
         alone = not self._other_ranks()
         if finding.is_assert(error):
@@ -225,6 +236,11 @@ class FlightRecorder:
             found := device_asserts.parse(self.printed.text())
         ):
             return None
+        why = self.printed.why or "the file that stderr goes to has no such line"
+        return Asserted(found, self._lookups(found), "" if found else why, shared=not alone)
+
+    def _lookups(self, found: Sequence[DeviceAssert]) -> tuple[Lookup, ...]:
+        """The lookups of the last steps, judged by the assertions that were printed, if any."""
         host = embedding_lookups.Host(
             self.recorder.scheduler,
             self.seen,
@@ -232,9 +248,7 @@ class FlightRecorder:
             self.waited.last,
             self.recorder.rank,
         )
-        judged = lookups.judge(embedding_lookups.lookups(host), found)
-        why = self.printed.why or "the file that stderr goes to has no such line"
-        return Asserted(found, judged, "" if found else why, shared=not alone)
+        return lookups.judge(embedding_lookups.lookups(host), found)
 
     def _other_ranks(self) -> bool:
         args = getattr(self.recorder.scheduler, "server_args", None)

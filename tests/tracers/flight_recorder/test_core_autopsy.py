@@ -186,8 +186,9 @@ def test_where_there_is_none_nobody_waits_for_long(tmp_path, monkeypatch, caplog
     run(tmp_path, armed(tmp_path), wait=False)
     monkeypatch.setattr(core_autopsy, "WRITTEN", 0.5)
     monkeypatch.setattr(core_autopsy, "APPEARS", 0.3)
-    run(tmp_path, armed(tmp_path))
     assert caplog.text == ""
+    run(tmp_path, armed(tmp_path))
+    assert "no CUDA core dump began to appear" in caplog.text
     core = tmp_path / "g4debug-core-host-77-17.nvcudmp"
     core.write_text("")  # it is never written
     run(tmp_path, armed(tmp_path))
