@@ -50,6 +50,13 @@ class Entry:
         return tuple(dict.fromkeys(name for name in named if name in known))
 
     @property
+    def first_lines(self) -> str:
+        """What it means, in two sentences, and where the rest is: for the report of a dump."""
+        means = re.sub(r"[`*]", "", " ".join(self.means.split()))
+        said = " ".join(re.split(r"(?<=[.]) (?=[A-Z])", means)[:2])
+        return f"{said} More: g4debug triage {self.number}"
+
+    @property
     def commands(self) -> tuple[str, ...]:
         block = re.search(r"```\n(.*?)\n```", self.runs, re.S)
         lines = block[1].splitlines() if block else []

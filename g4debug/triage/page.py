@@ -19,8 +19,9 @@ HEAD = """# Triage
 
 <!-- made by `python -m g4debug.triage.page > TRIAGE.md`; edit g4debug/triage/entries -->
 
-You have a log line, or you see something that is wrong. The index leads to an entry.
-[docs/cases](docs/cases) has what was run, line numbers and refuted theories.
+You have a log, or you see something that is wrong. `g4debug triage server.log` finds the first
+cause in it; `g4debug triage 17` prints entry 17. [docs/cases](docs/cases) has what was run, line
+numbers and refuted theories.
 
 "In force" means: by itself, where the installed SGLang has the bug; `g4debug fixes` says so.
 Numbers such as #29352 are upstream's threads. "Seed PR" is a pull request of the fork pyc96/sglang.

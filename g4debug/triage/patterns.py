@@ -11,7 +11,7 @@ the pattern does not fit, and "not known" is a better answer than a wrong one.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cache, cached_property
 
@@ -71,6 +71,8 @@ class Pattern:
 def _regex(text: str) -> str:
     """Pieces between holes in this order, near each other. An exception's name begins the line."""
     pieces = ".{0,300}?".join(map(re.escape, text.split(HOLE)))
+    if re.fullmatch(r"[A-Z]\w*Error", text):  # a bare one has no text
+        return rf"^{text}:?\s*$"
     exception = re.match(r"[A-Z]\w*(?:Error|Exception)\b", text)
     return rf"(?:^|(?<=hit an exception: ))(?:[\w.]{{1,80}}\.)?{pieces}" if exception else pieces
 
@@ -528,12 +530,12 @@ PATTERNS: tuple[Pattern, ...] = (
         ("Address already in use", "address already in use"),
         "",
         0,
-        _C,
+        _E,
         OTHER,
         advice="The port is taken, often by a server that has not ended. End it, or take another "
         "--port.",
     ),
-    Pattern(("No space left on device",), "", 0, _C, OTHER, advice="A disk or /dev/shm is full."),
+    Pattern(("No space left on device",), "", 0, _E, OTHER, advice="A disk or /dev/shm is full."),
     Pattern(
         (
             "no kernel image is available for execution",
@@ -571,7 +573,7 @@ PATTERNS: tuple[Pattern, ...] = (
         ),
         "",
         0,
-        _C,
+        _E,
         OTHER,
         advice="The model's files were not found, are not allowed to be read, or are damaged.",
     ),
@@ -579,17 +581,16 @@ PATTERNS: tuple[Pattern, ...] = (
         ("ModuleNotFoundError: ", "ImportError: "),
         "",
         0,
-        _C,
+        _E,
         OTHER,
         advice="A package is missing, or two do not fit together. g4debug doctor looks at the "
         "environment.",
-        frames=("scheduler", "launch_server", "server_args", "sglang/srt"),
     ),
     Pattern(
         ("unrecognized arguments: ", "launch_server.py: error: "),
         "",
         0,
-        _C,
+        _E,
         OTHER,
         advice="The launch command has an argument that this release does not know.",
     ),
@@ -656,7 +657,9 @@ def _by_check() -> dict[str, tuple[tuple[re.Pattern[str], int, FindingKind], ...
 
 
 FINDING = re.compile(
-    r"g4debug: (?P<check>" + "|".join(map(re.escape, KINDS)) + r")(?: in [^:]{1,120})?: "
+    r"g4debug: (?P<check>"
+    + "|".join(map(re.escape, KINDS))
+    + r")(?: in [^:]{1,120}| at idle| while busy)?: "
 )
 
 
@@ -678,3 +681,8 @@ def of_kind(kind: FindingKind) -> Pattern:
     return Pattern(
         texts(kind), f"`{kind.check}: {kind.name}`", by_title()[kind.entry], _STAGES[kind.place]
     )
+
+
+def of_entry(pattern: Pattern, entry: int) -> Pattern:
+    """The same pattern where another entry explains it."""
+    return replace(pattern, entry=entry, also=(pattern.entry,))
