@@ -23,7 +23,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from g4debug.cli import CliError, add_console_arguments, console_for, no_traceback
+from g4debug.cli import CliError, add_console_arguments, console_for, no_traceback, one_line
 from g4debug.settings import DEFAULT_DUMP_DIR
 
 if TYPE_CHECKING:
@@ -49,12 +49,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help=f"the folder of the dumps (default: the log's, ${VARIABLE}, or {DEFAULT_DUMP_DIR})",
     )
+    parser.add_argument(
+        "--bundle", type=Path, metavar="OUT.tar", help="also write what a report of a bug needs"
+    )
+    parser.add_argument("--tape", action="store_true", help="put whole dumps into it, too")
+    parser.add_argument("--yes", action="store_true", help="write it without asking")
     add_console_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     from g4debug.reporters import triage
 
+    if args.bundle is None and (args.tape or args.yes):
+        raise CliError("--tape and --yes belong to --bundle OUT.tar")
+    if args.bundle is not None and not _is_file(args.what):
+        raise CliError("--bundle needs a log that is a file, because it reads it a second time")
     with no_traceback("the log was read, but the verdict cannot be rendered", "TRIAGE.md"):
         found, note = looked_up(args)
         if args.json:
@@ -63,6 +72,8 @@ def run(args: argparse.Namespace) -> int:
             if note:
                 print(f"g4debug: {note}", file=sys.stderr)
             triage.render(found, console_for(args))
+    if args.bundle is not None:
+        bundled(found, args)
     return UNKNOWN if found.state == "unknown" else 0
 
 
@@ -87,6 +98,34 @@ def looked_up(args: argparse.Namespace) -> tuple[Verdict, str]:
         found = reading.of((line.encode("utf-8", "replace") for line in what.splitlines()), True)
         note = "there is no file of that name, so it was looked up as a line of a log"
     return environment(verdict.of(found), found.chosen.dumps, args.dumps), note
+
+
+def bundled(found: Verdict, args: argparse.Namespace) -> None:
+    """Say what the bundle will have, ask, and write it. Raises CliError, or OSError."""
+    import io
+
+    from g4debug.reporters import triage
+    from g4debug.triage import bundle
+
+    said = io.StringIO()
+    triage.render_json(found, said)
+    middle = found.first.line if found.first is not None else max(1, found.read)
+    pieces = bundle.pieces(said.getvalue(), Path(args.what), middle, found.dumps, args.tape)
+    print(f"g4debug: {args.bundle} will have:", file=sys.stderr)
+    for piece in pieces:
+        print(
+            f"  {one_line(piece.name)}, {len(piece.data):,} bytes: {piece.about}", file=sys.stderr
+        )
+    print("  Look at it before you send it: a message may quote a client.", file=sys.stderr)
+    if not args.yes:
+        if sys.stdin is None or not sys.stdin.isatty():
+            raise CliError("nothing was written: nobody can be asked here; --yes writes it")
+        print("Write it? [y/N] ", end="", file=sys.stderr, flush=True)
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            print("g4debug: nothing was written", file=sys.stderr)
+            return
+    bundle.write(pieces, args.bundle)
+    print(f"g4debug: wrote {args.bundle}", file=sys.stderr)
 
 
 def _is_file(what: str) -> bool:

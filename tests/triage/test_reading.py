@@ -38,7 +38,7 @@ def test_every_finding_is_known_by_its_own_words() -> None:
             for text in patterns.texts(kind):
                 said = re.sub("…", "1", text)
                 said = said if said.startswith(check) else f"{check} in x: {said}"
-                found = patterns.kind_of(f"g4debug: {said}")
+                found = patterns.kind_of(f"g4debug: {said} ")
                 if len(text.replace("…", "")) >= 20:
                     assert found is not None, text
                     assert by_title()[found.entry] == by_title()[kind.entry], text
