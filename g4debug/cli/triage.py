@@ -198,7 +198,7 @@ def fix_said(name: str, found: Verdict) -> FixSaid:
         why = "it is written for the release of the log"
         return FixSaid(name, "off" if server.armed else "applies", why)
     if server.armed:
-        return FixSaid(name, "off", "g4debug was there, and it was not in force")
+        return FixSaid(name, "off", "the line of g4debug at start does not name it")
     states = {row.id: row for row in _rows()}
     row = states.get(name)
     if row is None or row.state == "unknown":

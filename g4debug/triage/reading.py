@@ -32,7 +32,7 @@ BEFORE_SECONDS = 600  # what was told longer before the end did not end it, a fi
 
 # Only a line with one of these is looked at: a log of gigabytes is mostly others.
 _WORDS = (
-    "Error|Exception|g4debug|CUDA|cuda|CUBLAS|NCCL|nccl|xit code|Xid|memory|Assertion|sserted"
+    "Error|Exception|g4debug|CUDA|cudaE|cuda error|CUBLAS|NCCL|nccl|xit code|Xid|memory|Assertion|sserted"
     "|atchdog|Traceback|  File |server_args=|launch_server|sglang|assert|key = key|SIGTERM"
     "|Gracefully|onnection|crash diagnostics|pool|FORCE_EAGLE|Bidirectional|aborted last|in use"
     "|No space|kernel image|PIECEWISE|cannot be served|OOMKilled|oom-kill|unrecognized|not a valid"
@@ -41,6 +41,7 @@ _WORDS = (
     "|sigquit|ECC "
 )
 TRIGGER = re.compile(_WORDS.encode())
+_STATISTICS = (b"] Decode batch", b"] Prefill batch", b" Decode batch,", b' HTTP/1.1" ')
 _DIED = re.compile(
     r"(?:Scheduler|Controller|Manager|Router|Worker\w*|ModelRunner) hit an exception: "
     r"|Subprocess \S+ \(pid=\d+\) crashed|scheduler died during initialization|Received sigquit"
@@ -157,8 +158,10 @@ class Reader:
 
     def take(self, data: bytes) -> None:
         self._number += 1
-        if not self._open and TRIGGER.search(data) is None and not self._single:
-            return
+        if not self._open and not self._single:
+            head = data[:400]  # most of a log are SGLang's statistics, and they accuse nobody
+            if any(word in head for word in _STATISTICS) or TRIGGER.search(data) is None:
+                return
         line = lines.read(self._number, data)
         if line.quotes:
             return
