@@ -32,8 +32,8 @@ BEFORE_SECONDS = 600  # what was told longer before the end did not end it, a fi
 
 # Only a line with one of these is looked at: a log of gigabytes is mostly others.
 _WORDS = (
-    "Error|Exception|g4debug|CUDA|cudaE|cuda error|CUBLAS|NCCL|nccl|xit code|Xid|memory|Assertion|sserted"
-    "|atchdog|Traceback|  File |server_args=|launch_server|sglang|assert|key = key|SIGTERM"
+    "Error|Exception|g4debug|CUDA|cudaE|cuda error|CUBLAS|NCCL|nccl|xit code|Xid|memory|Assertion"
+    "|sserted|atchdog|Traceback|  File |server_args=|launch_server|sglang|assert|key = key|SIGTERM"
     "|Gracefully|onnection|crash diagnostics|pool|FORCE_EAGLE|Bidirectional|aborted last|in use"
     "|No space|kernel image|PIECEWISE|cannot be served|OOMKilled|oom-kill|unrecognized|not a valid"
     "|fatal|Fatal|Broken pipe|initialized|out of resource|failed to recv|recvValue|heartbeat|Leak"
