@@ -2,8 +2,9 @@
 
 A record is the only place with the meaning of a kind, its entry in TRIAGE.md, the evidence that
 makes it certain, the effect of ``contain`` mode, and the command to type next. The reports of the
-tracers, the advice of ``g4debug show``, and the tables in TRIAGE.md and docs/tracers.md are made
-from the records. ``UPDATE_SNAPSHOTS=1 pytest tests/house/test_kinds.py`` writes these tables anew.
+tracers, the advice of ``g4debug show``, and the tables in TRIAGE.md, docs/cases and docs/tracers.md
+are made from the records. ``UPDATE_SNAPSHOTS=1 pytest tests/house/test_kinds.py
+tests/house/test_triage.py`` writes these tables anew.
 
 A kind that a kernel finds has a number, too, which the kernel writes into the trap buffer. These
 kinds are the members of :class:`PageTableKind` and :class:`KvWritesKind`. The other kinds of these
@@ -37,6 +38,17 @@ class Contain(Enum):
     REPORTS = "only reported"
 
 
+class Place(Enum):
+    """What a finding of a kind is in the log of a server that died, for ``g4debug triage``."""
+
+    CAUSE = "cause"  # it names what is wrong
+    SURFACED = "surfaced"  # it says where an error was noticed, which may have another cause
+    STANDS = "stands"  # nobody is served
+    ENDED = "ended"  # the process was killed, or died outside of Python
+    AFTER = "after"  # it follows from what another process has met
+    NOTHING = "nothing"  # nothing is wrong
+
+
 @dataclass(frozen=True)
 class FindingKind:
     """One kind of finding.
@@ -66,6 +78,7 @@ class FindingKind:
     fix: str = ""  # the fix that mends a known cause
     command: str = ARMED  # what to type next
     died: bool = False  # SGLang died by itself: the finding accuses nobody
+    place: Place = Place.CAUSE
     what: str = ""  # the end of the headline, and
     expected: str = ""  # what should be: templates, where the report has them from here
     reference: str = field(init=False)  # the entry, as a finding says it
@@ -750,7 +763,7 @@ _end = partial(
 )
 _dead = partial(
     _end, entry="A scheduler is killed, or dies outside of Python", died=True,
-    command="dmesg -T | grep -iE 'out of memory|killed process'",
+    command="dmesg -T | grep -iE 'out of memory|killed process'", place=Place.ENDED,
 )
 _FLIGHT_RECORDER = (
     _end(
@@ -765,19 +778,19 @@ _FLIGHT_RECORDER = (
         "HISTORY is where the error *surfaced*. The kernel that failed was launched before, in "
         "this step or in the one before. With CUDA graphs no Python line belongs to it.",
         "`flight-recorder in …: …Error: CUDA error: …`",
-        died=True,
+        died=True, place=Place.SURFACED,
     ),
     _end(
         "exception", "HISTORY is the place. The exception went on as it was.",
         "`flight-recorder in …:` and any other exception",
-        died=True,
+        died=True, place=Place.SURFACED,
     ),
     _end(
         "hang",
         "The scheduler begins no step, although requests wait or run, or makes no round at all.",
         "`flight-recorder: the scheduler hangs: …`",
         "GOT says which check of SGLang's refuses which request, and who holds what it lacks",
-        entry="The scheduler hangs",
+        entry="The scheduler hangs", place=Place.STANDS,
     ),
     _end(
         "starved",
@@ -785,7 +798,7 @@ _FLIGHT_RECORDER = (
         "came later are served.",
         "`flight-recorder: request … made no progress for … steps (… s), while others did`",
         "GOT says which check of SGLang's refuses it, and who holds what it lacks",
-        entry="The scheduler hangs",
+        entry="The scheduler hangs", place=Place.STANDS,
     ),
     _dead(
         "killed",
@@ -814,13 +827,13 @@ _FLIGHT_RECORDER = (
         "other-rank",
         "Another rank stopped the server, or ended. This one had found nothing.",
         "`flight-recorder: rank … stopped the server: …`, or `flight-recorder: rank … ended: …`",
-        entry=_RANKS, command="g4debug list",
+        entry=_RANKS, command="g4debug list", place=Place.AFTER,
     ),
     _end(
         "asked",
         "Nothing is wrong: somebody asked for the tape, to replay it.",
         "`flight-recorder in …: the tape was asked for`",
-        command="",
+        command="", place=Place.NOTHING,
     ),
 )
 

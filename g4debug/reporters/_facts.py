@@ -8,6 +8,7 @@ that looks. Every text of the finished report is clean: no character of it can s
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -144,10 +145,25 @@ def report(
         [
             Entry("CAUSE", _text(f.cause or "not known", "strong" if f.cause else "dim")),
             Entry("FIX", _text(f.reference or "none known", "strong" if f.reference else "dim")),
+            *_first_lines(f.reference),
             _next(record, source),
         ],
     ]
     return cleaned([group for group in groups if group], fit)
+
+
+def _first_lines(reference: str) -> list[Block]:
+    """The first lines of the entry that a finding names; none where this version has no such one.
+
+    The content of a dump is anybody's: only its title is looked up.
+    """
+    from g4debug.triage.entry import by_title, entries
+
+    found = re.search(r"TRIAGE\.md, '([^']{1,200})'", reference)
+    number = by_title().get(found[1]) if found is not None else None
+    if number is None:
+        return []
+    return [Entry("TRIAGE", _text(entries()[number].first_lines))]
 
 
 def where(at: Location, step_mode: str = "") -> list[Line]:

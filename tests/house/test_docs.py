@@ -18,7 +18,8 @@ from g4debug.settings import DUMP_DIR, FIX_PREFIX, Settings, ours
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = tuple(sorted((ROOT / "docs").glob("*.md")))
-PAGES = (ROOT / "README.md", ROOT / "TRIAGE.md", *DOCS)
+CASES = tuple(sorted((ROOT / "docs" / "cases").glob("*.md")))
+PAGES = (ROOT / "README.md", ROOT / "TRIAGE.md", *DOCS, *CASES)
 TEXTS = {str(path.relative_to(ROOT)): path.read_text() for path in PAGES}
 ONE_PAGE = 130  # lines
 
@@ -190,7 +191,9 @@ def test_the_readme_is_one_page_and_leads_to_every_other() -> None:
     readme = TEXTS["README.md"]
     assert len(readme.splitlines()) <= ONE_PAGE
     linked = set(re.findall(r"\]\(([^)#]+)", readme))
-    assert {page for page in TEXTS if page != "README.md"} <= linked
+    cases = {str(path.relative_to(ROOT)) for path in CASES}  # TRIAGE.md leads to them
+    assert {page for page in TEXTS if page != "README.md"} - cases <= linked
+    assert cases <= set(re.findall(r"\]\(([^)#]+)", TEXTS["TRIAGE.md"]))
 
 
 def anchors(text: str) -> set[str]:

@@ -1,9 +1,11 @@
 """A kind of finding is one record in ``g4debug/findings/kinds.py``, and nothing else lists kinds.
 
-The tables of kinds in TRIAGE.md and docs/tracers.md are made of the records. To write them anew
+The tables of kinds in docs/cases and docs/tracers.md are made of the records. To write them anew
 after a record was changed, and to look at what that does::
 
-    UPDATE_SNAPSHOTS=1 pytest tests/house/test_kinds.py; git diff TRIAGE.md docs/tracers.md
+    UPDATE_SNAPSHOTS=1 pytest tests/house/test_kinds.py; git diff docs
+
+The table of all kinds in TRIAGE.md is the page's own (``tests/house/test_triage.py``).
 """
 
 from __future__ import annotations
@@ -19,9 +21,11 @@ import pytest
 
 from g4debug import discovery
 from g4debug.findings.kinds import KINDS, DeviceKind, FindingKind, KvWritesKind, PageTableKind
+from g4debug.triage import entry as triage
 
 ROOT = Path(__file__).resolve().parents[2]
 TRIAGE, TRACERS = ROOT / "TRIAGE.md", ROOT / "docs" / "tracers.md"
+CASES = sorted((ROOT / "docs" / "cases").glob("*.md"))
 RECORDS = [kind for of_check in KINDS.values() for kind in of_check.values()]
 MEMBERS = {"PageTableKind": PageTableKind, "KvWritesKind": KvWritesKind}
 
@@ -30,10 +34,8 @@ MEMBERS = {"PageTableKind": PageTableKind, "KvWritesKind": KvWritesKind}
 
 
 def entries() -> dict[str, str]:
-    """Heading of each entry of TRIAGE.md -> a link to it from within that page."""
-    found = re.findall(r"^## (\d+)\. (.*)$", TRIAGE.read_text(), re.M)
-    slugs = (re.sub(r"[^a-z0-9_ -]", "", f"{n}. {h}".lower()).replace(" ", "-") for n, h in found)
-    return {h: f"[{n}](#{slug})" for (n, h), slug in zip(found, slugs, strict=True)}
+    """Title of each entry -> a link to its case from another one."""
+    return {e.title: f"[{n}]({e.name})" for n, e in triage.entries().items()}
 
 
 def linked(text: str) -> str:
@@ -44,17 +46,8 @@ def row(*cells: str) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def index() -> list[str]:
-    """Of each kind, what the log says, and the entry."""
-    lines = [row("The line says", "Check and kind", "Entry"), "|---|---|---|"]
-    for kind in RECORDS:
-        entry = "; ".join(filter(None, (f"[[{kind.entry}]]", kind.see)))
-        lines.append(row(kind.says, f"`{kind.check}: {kind.name}`", linked(entry)))
-    return lines
-
-
 def meanings(check: str, heading: str) -> list[str]:
-    """Of each kind of a tracer, what it means; in the entry with this heading.
+    """Of each kind of a tracer, what it means; in the case with this heading.
 
     Kinds that have the same text are in one row.
     """
@@ -89,21 +82,18 @@ def written(text: str) -> str:
     """A page with its tables of kinds made of the records."""
     heading = ""
     table = r"^<!-- (?:findings|kinds): .* -->\n[\s\S]*?<!-- /.* -->\n"
-    parts = re.split(rf"(^## .*\n|{table})", text, flags=re.M)
+    parts = re.split(rf"(^# .*\n|{table})", text, flags=re.M)
     for i, part in enumerate(parts):
-        if part.startswith("## "):
-            heading = re.sub(r"^\d+\. ", "", part.removeprefix("## ").strip())
+        if part.startswith("# "):
+            heading = re.sub(r"^\d+\. ", "", part.removeprefix("# ").strip())
         elif marker := re.match(r"<!-- (findings|kinds): (.*) -->\n", part):
             what = marker[2].split()[0]
-            if what in KINDS:
-                lines = meanings(what, heading)
-            else:
-                lines = index() if what == "every" else certainties()
+            lines = meanings(what, heading) if what in KINDS else certainties()
             parts[i] = marker[0] + "\n".join(lines) + f"\n<!-- /{marker[1]} -->\n"
     return "".join(parts)
 
 
-@pytest.mark.parametrize("page", [TRIAGE, TRACERS], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*CASES, TRACERS], ids=lambda page: page.name)
 def test_the_tables_are_made_of_the_records(page: Path) -> None:
     text = page.read_text()
     if os.environ.get("UPDATE_SNAPSHOTS") == "1":
@@ -114,7 +104,8 @@ def test_the_tables_are_made_of_the_records(page: Path) -> None:
 def test_every_kind_is_in_every_table() -> None:
     triage, tracers = TRIAGE.read_text(), TRACERS.read_text()
     assert triage.count("<!-- findings: every kind") == tracers.count("<!-- kinds: all") == 1
-    assert sorted(re.findall(r"<!-- kinds: (\S+) -->", triage)) == sorted(KINDS)
+    cases = "".join(path.read_text() for path in CASES)
+    assert sorted(re.findall(r"<!-- kinds: (\S+) -->", cases)) == sorted(KINDS)
 
 
 # --- the records --------------------------------------------------------------------------------

@@ -1,6 +1,8 @@
-"""TRIAGE.md: whoever has a log line, or a dump, is led to an entry that exists.
+"""TRIAGE.md is made of the entries: whoever has a log line, or a dump, is led to one that exists.
 
-That every kind of finding is in its tables is proven in ``test_kinds.py``.
+To write the page anew::
+
+    UPDATE_SNAPSHOTS=1 pytest tests/house/test_triage.py; git diff TRIAGE.md
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import ast
 import functools
 import importlib
 import importlib.util
+import os
 import re
 import shlex
 import sys
@@ -23,39 +26,28 @@ from g4debug.findings.kinds import KINDS
 from g4debug.findings.record import Location
 from g4debug.settings import FIX_PREFIX, Settings
 from g4debug.tracers.kv_integrity import report
+from g4debug.triage import entry, page, patterns
 
 ROOT = Path(__file__).resolve().parents[2]
 TRIAGE = (ROOT / "TRIAGE.md").read_text()
+CASES = {path.name: path.read_text() for path in sorted((ROOT / "docs" / "cases").glob("*.md"))}
+TEXTS = (TRIAGE, *CASES.values())
 LAUNCH = "<your launch command>"
 HOLE = "…"  # a placeholder of a string
 REFERENCE = re.compile(r"TRIAGE\.md, '([^']+)'")
 
 
-def slug(heading: str) -> str:
-    """The anchor of a heading, as GitHub makes it."""
-    return re.sub(r"[^a-z0-9_ -]", "", heading.lower()).replace(" ", "-")
-
-
 def headings() -> list[str]:
     """All headings, without the numbers of the entries."""
-    return [re.sub(r"^\d+\. ", "", h) for h in re.findall(r"^#+ (.*)$", TRIAGE, re.M)]
+    found = [h for text in TEXTS for h in re.findall(r"^#+ (.*)$", text, re.M)]
+    return [re.sub(r"^\d+\. ", "", h) for h in found]
 
 
-def entries() -> dict[int, str]:
-    """Number -> heading."""
-    return {int(n): h for n, h in re.findall(r"^## (\d+)\. (.*)$", TRIAGE, re.M)}
-
-
-def anchors() -> dict[str, str]:
-    """Heading of an entry -> its anchor."""
-    return {heading: slug(f"{number}. {heading}") for number, heading in entries().items()}
-
-
-def rows(name: str) -> list[list[str]]:
+def rows(text: str, name: str) -> list[list[str]]:
     """The cells of the tables between <!-- name ... --> and <!-- /name -->, without headers."""
     begin, end = f"<!-- {name}: ", f"<!-- /{name} -->"
-    assert TRIAGE.count(begin) == TRIAGE.count(end) == 1
-    part = TRIAGE.partition(begin)[2].partition(end)[0]
+    assert text.count(begin) == text.count(end) == 1
+    part = text.partition(begin)[2].partition(end)[0]
     lines = [x for x in part.splitlines() if x.startswith("| `")]
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
 
@@ -107,52 +99,79 @@ def _part(module: str, part: ast.expr) -> str:
 # --- the entries --------------------------------------------------------------------------------
 
 
-def test_the_numbers_have_no_hole() -> None:
-    numbers = re.findall(r"^## (\d+)\. ", TRIAGE, re.M)
-    assert numbers == [str(n) for n in range(1, len(numbers) + 1)]
-    assert len(set(headings())) == len(headings()) - _repeated_parts()
+def test_the_page_is_made_of_the_entries() -> None:
+    if os.environ.get("UPDATE_SNAPSHOTS") == "1":
+        (ROOT / "TRIAGE.md").write_text(page.page())
+    assert page.page() == TRIAGE, f"run UPDATE_SNAPSHOTS=1 pytest {Path(__file__).name}"
+    assert len(TRIAGE.encode()) <= page.LARGEST
 
 
-def _repeated_parts() -> int:
-    """Entries have parts of the same names (Symptom, Cause, ...); nothing else is there twice."""
-    parts = re.findall(r"^### (.*)$", TRIAGE, re.M)
-    common = {p for p in parts if parts.count(p) > 1}
-    assert common <= {
-        "Symptom",
-        "Run this",
-        "What the finding says",
-        "What the dump shows",
-        "Cause",
-        "Fix",
-        "What was run",
-    }
-    return sum(parts.count(p) - 1 for p in common)
+def test_every_entry_has_its_number_and_its_case() -> None:
+    """Numbers are referred to by dumps and documents; they have no hole and no file lies."""
+    assert list(entry.entries()) == list(range(1, len(entry.entries()) + 1))
+    for number, one in entry.entries().items():
+        assert one.name.startswith(f"{number:02d}-")
+        assert CASES[one.name].startswith(f"# {number}. {one.title}\n")
+    assert {one.name for one in entry.entries().values()} == set(CASES)
+    assert len(set(entry.by_title())) == len(entry.entries())
+
+
+def test_no_entry_is_longer_than_a_screen() -> None:
+    for path in entry.FOLDER.glob("*.md"):
+        text = path.read_text()
+        assert len(text.splitlines()) <= entry.MOST_LINES, path.name
+        assert max(map(len, text.splitlines())) <= 110, path.name
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("Title\n", "expected '# NN. Title'"),
+        ("# 1. Title\n\n**You see.** x\n", "expected the parts You see, Run this"),
+    ],
+)
+def test_a_file_that_is_no_entry_says_what_is_missing(text: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        entry.parse(text, "01-x.md")
 
 
 def test_the_index_leads_to_every_entry() -> None:
-    index = TRIAGE.partition("## Find your entry\n")[2].partition("\n---\n")[0]
-    linked = set(re.findall(r"\]\(#([^)]+)\)", index))
-    assert not set(anchors().values()) - linked
+    index = TRIAGE.partition("## Find your entry\n")[2].partition("\n## ")[0]
+    linked = {int(n) for n in re.findall(r"\[(\d+)\]", index)}
+    assert linked == set(entry.entries())
+    targets = re.findall(r"^\[(\d+)\]: #(.*)$", TRIAGE, re.M)
+    assert targets == [(str(n), page.anchor(e)) for n, e in entry.entries().items()]
+    numbered = set(re.findall(r"^## (\d+)\. ", TRIAGE, re.M))
+    assert numbered == {n for n, _ in targets}
 
 
-def test_a_link_shows_the_number_of_the_entry_that_it_leads_to() -> None:
-    found = re.findall(r"\[(?:[Ee]ntry )?(\d+)(?:, [^\]]*)?\]\(#([^)]+)\)", TRIAGE)
-    assert len(found) > 100
-    of_part: dict[str, int] = {}
-    number = 0
-    for line in re.findall(r"^##+ .*$", TRIAGE, re.M):
-        heading = line.lstrip("# ")
-        number = int(heading.partition(".")[0]) if re.match(r"\d+\. ", heading) else number
-        of_part.setdefault(slug(heading), number)
-    assert [(n, a) for n, a in found if of_part.get(a) != int(n)] == []
+def test_an_entry_that_is_named_by_its_number_is_there() -> None:
+    for text in (*TEXTS, *(p.read_text() for p in (ROOT / "docs").glob("*.md"))):
+        assert {int(n) for n in re.findall(r"\b[Ee]ntry (\d+)\b", text)} <= set(entry.entries())
 
 
 def test_every_row_of_the_index_begins_with_the_log() -> None:
-    index = TRIAGE.partition("## Find your entry\n")[2].partition("\n---\n")[0]
+    index = TRIAGE.partition("## Find your entry\n")[2].partition("\n## ")[0]
     lines = [x for x in index.splitlines() if x.startswith("| ")]
     first = [x.split(" | ")[0] for x in lines]
-    begins = ("| `", "| nothing", "| any other", "| In the log", "| The line says", "| BF16")
+    begins = ("| `", "| nothing", "| In the log", "| The line says")
     assert [x for x in first if not x.startswith(begins)] == []
+
+
+def test_a_pattern_names_an_entry_or_says_what_helps() -> None:
+    for one in patterns.PATTERNS:
+        assert one.says
+        assert one.section in page.SECTIONS
+        assert {one.entry, *one.also} - {0} <= set(entry.entries())
+        assert bool(one.entry) != bool(one.advice), one.says
+
+
+def test_every_kind_has_a_pattern_that_its_own_words_lead_to() -> None:
+    for check, of_check in KINDS.items():
+        for kind in of_check.values():
+            pattern = patterns.of_kind(kind)
+            assert entry.entries()[pattern.entry].title == kind.entry
+            assert pattern.says, (check, kind.name)
 
 
 # --- findings -----------------------------------------------------------------------------------
@@ -229,6 +248,7 @@ def test_a_fix_in_front_of_the_entry_exists() -> None:
 def test_whoever_names_an_entry_names_it_by_a_heading_that_is_there() -> None:
     """By number nobody does: numbers change."""
     known, named = set(headings()), 0
+    titles = set(entry.by_title())
     for folder in ("g4debug", "fixes", "repro", "benchmarks", "scripts", "tests"):
         for path in (ROOT / folder).rglob("*.py"):
             if path == Path(__file__):
@@ -240,7 +260,7 @@ def test_whoever_names_an_entry_names_it_by_a_heading_that_is_there() -> None:
             assert not re.search(r"TRIAGE(?:\.md)?,?(?: entry)? \d", text), path
     references = [kind.reference for of_check in KINDS.values() for kind in of_check.values()]
     found = [REFERENCE.fullmatch(reference)[1] for reference in references]
-    assert [h for h in found if h not in entries().values()] == []
+    assert [h for h in found if h not in titles] == []
     assert named + len(found) > 60
 
 
@@ -308,7 +328,7 @@ def test_there_are_next_commands() -> None:
 
 def test_the_commands_that_messages_name_are_there() -> None:
     words = r"(?:^|\n|[:;] +|\bthen |\bor |NEXT +|`)g4debug ([a-z][a-z-]*)(?= |$|`|\n)(?! \()"
-    texts = [TRIAGE, *(text for module in sources() for text in strings(module))]
+    texts = [*TEXTS, *(text for module in sources() for text in strings(module))]
     named = {name for text in texts for name in re.findall(words, text)}
     assert {"show", "list", "doctor", "pools"} <= named
     assert named <= {cli._load(name).NAME for name in cli.command_names()}
@@ -326,14 +346,14 @@ def in_sglang(*names: str) -> str:
 def test_the_variables_that_messages_name_are_real() -> None:
     known = {f.metadata["env"] for f in Settings.__dataclass_fields__.values() if f.metadata}
     known |= {FIX_PREFIX + n.upper().replace("-", "_") for n in discovery.names("fix")}
-    texts = [TRIAGE, *(text for module in sources() for text in strings(module))]
+    texts = [*TEXTS, *(text for module in sources() for text in strings(module))]
     named = {n for text in texts for n in re.findall(r"\bG4DEBUG_[A-Z][A-Z_]*[A-Z]\b(?!_)", text)}
     assert "G4DEBUG_FIX_SWA_STATE_SWAP" in named
     assert named <= known
 
 
 def test_the_scripts_that_are_named_are_there() -> None:
-    texts = [TRIAGE, *(text for module in sources() for text in strings(module))]
+    texts = [*TEXTS, *(text for module in sources() for text in strings(module))]
     named = {n for text in texts for n in re.findall(r"\b(?:repro|tests|fixes)/[\w/]+\.py\b", text)}
     assert "repro/page_clamp.py" in named
     assert [n for n in sorted(named) if not (ROOT / n).exists()] == []
@@ -344,7 +364,7 @@ def test_the_scripts_that_are_named_are_there() -> None:
 
 def test_the_messages_of_the_last_entry_are_in_the_source() -> None:
     said = {re.sub(r"%[sd]", HOLE, text) for module in sources() for text in strings(module)}
-    found = rows("messages")
+    found = rows(CASES[entry.entries()[20].name], "messages")
     assert len(found) > 15
     missing = [
         message

@@ -17,7 +17,9 @@ from g4debug.findings.record import Pool, Step, TrapRecord
 from g4debug.reporters import _facts, html, terminal
 from g4debug.reporters._evidence import percent
 
-TRIAGE = (Path(__file__).parents[2] / "TRIAGE.md").read_text()
+ROOT = Path(__file__).parents[2]
+CASES = sorted((ROOT / "docs" / "cases").glob("*.md"))
+TRIAGE = "\n".join(path.read_text() for path in (*CASES, ROOT / "TRIAGE.md"))
 MENDED = {
     check: {k.name for k in of_check.values() if k.contain is Contain.MENDS}
     for check, of_check in KINDS.items()

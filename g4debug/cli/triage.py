@@ -1,0 +1,216 @@
+"""Find the first cause in a server's log, and print the entry that explains it.
+
+WHAT is a log (- or nothing: standard input, so kubectl logs POD | g4debug triage
+works), the number of an entry, or a line of a log. A log is read as a stream, of
+any size. What counts is what happened first on the rank that failed first, not
+the last error. The entry is printed with the facts of this log, the state of its
+fixes, the dumps and CUDA core dumps of that time, and the next command.
+
+Where no entry fits it says so. --bundle writes what a report of a bug needs into
+a tar file: versions, the heads of dumps, their autopsies, the log around the
+time. It says what it will write, and asks first. Lines with requests, secrets of
+the launch command and the tape are left out.
+
+The exit code is 0 if an entry was found, or the cause is known and not g4debug's
+matter, or nothing in the log ends a server; 1 if what ended it is not known.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from g4debug.cli import CliError, add_console_arguments, console_for, no_traceback, one_line
+from g4debug.settings import DEFAULT_DUMP_DIR
+
+if TYPE_CHECKING:
+    from g4debug.reporters.fixes import Row
+    from g4debug.triage.reading import Reading
+    from g4debug.triage.verdict import FixSaid, Verdict
+
+NAME = "triage"
+HELP = "find the first cause in a server's log, and what to do about it"
+
+VARIABLE = "SGLANG_TRTLLM_MHA_DEBUG_DIR"
+UNKNOWN = 1
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "what", nargs="?", default="-", metavar="WHAT", help="a log, an entry's number, or a line"
+    )
+    parser.add_argument("--json", action="store_true", help="print the same as JSON")
+    parser.add_argument(
+        "--dumps",
+        type=Path,
+        metavar="DIR",
+        help=f"the folder of the dumps (default: the log's, ${VARIABLE}, or {DEFAULT_DUMP_DIR})",
+    )
+    parser.add_argument(
+        "--bundle", type=Path, metavar="OUT.tar", help="also write what a report of a bug needs"
+    )
+    parser.add_argument("--tape", action="store_true", help="put whole dumps into it, too")
+    parser.add_argument("--yes", action="store_true", help="write it without asking")
+    add_console_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from g4debug.reporters import triage
+
+    if args.bundle is None and (args.tape or args.yes):
+        raise CliError("--tape and --yes belong to --bundle OUT.tar")
+    if args.bundle is not None and not _is_file(args.what):
+        raise CliError("--bundle needs a log that is a file, because it reads it a second time")
+    with no_traceback("the log was read, but the verdict cannot be rendered", "TRIAGE.md"):
+        found, note = looked_up(args)
+        if args.json:
+            triage.render_json(found, sys.stdout)
+        else:
+            if note:
+                print(f"g4debug: {note}", file=sys.stderr)
+            triage.render(found, console_for(args))
+    if args.bundle is not None:
+        bundled(found, args)
+    return UNKNOWN if found.state == "unknown" else 0
+
+
+def looked_up(args: argparse.Namespace) -> tuple[Verdict, str]:
+    """The verdict on what was asked for, and a note for the user. Raises CliError."""
+    from g4debug.triage import reading, verdict
+    from g4debug.triage.entry import entries
+
+    what = args.what
+    if what.isascii() and what.isdigit():
+        if int(what) not in entries():
+            raise CliError(f"there is no entry {what}; expected 1 to {max(entries())}, or a log")
+        return environment(verdict.of_entry(int(what)), (), args.dumps), ""
+    note = ""
+    if what == "-" or _is_file(what):
+        found = read_log(what)
+    elif os.sep in what and " " not in what:
+        raise CliError(
+            f"{what}: no such file; expected a log, an entry's number, or a line of a log"
+        )
+    else:
+        found = reading.of((line.encode("utf-8", "replace") for line in what.splitlines()), True)
+        note = "there is no file of that name, so it was looked up as a line of a log"
+    return environment(verdict.of(found), found.chosen.dumps, args.dumps), note
+
+
+def bundled(found: Verdict, args: argparse.Namespace) -> None:
+    """Say what the bundle will have, ask, and write it. Raises CliError, or OSError."""
+    import io
+
+    from g4debug.reporters import triage
+    from g4debug.triage import bundle
+
+    said = io.StringIO()
+    triage.render_json(found, said)
+    middle = found.first.line if found.first is not None else max(1, found.read)
+    pieces = bundle.pieces(said.getvalue(), Path(args.what), middle, found.dumps, args.tape)
+    print(f"g4debug: {args.bundle} will have:", file=sys.stderr)
+    for piece in pieces:
+        print(
+            f"  {one_line(piece.name)}, {len(piece.data):,} bytes: {piece.about}", file=sys.stderr
+        )
+    print("  Look at it before you send it: a message may quote a client.", file=sys.stderr)
+    if not args.yes:
+        if sys.stdin is None or not sys.stdin.isatty():
+            raise CliError("nothing was written: nobody can be asked here; --yes writes it")
+        print("Write it? [y/N] ", end="", file=sys.stderr, flush=True)
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            print("g4debug: nothing was written", file=sys.stderr)
+            return
+    bundle.write(pieces, args.bundle)
+    print(f"g4debug: wrote {args.bundle}", file=sys.stderr)
+
+
+def _is_file(what: str) -> bool:
+    try:
+        return Path(what).exists()
+    except (OSError, ValueError):
+        return False
+
+
+def read_log(what: str) -> Reading:
+    """Read a file, or standard input for '-'. Raises CliError if that cannot be done."""
+    from g4debug.triage import reading
+
+    if what == "-":
+        if sys.stdin is None or sys.stdin.isatty():
+            raise CliError("expected a log: g4debug triage LOG, or pipe one in; try --help")
+        return reading.read(sys.stdin.buffer)
+    try:
+        with Path(what).open("rb") as file:
+            return reading.read(file)
+    except OSError as e:
+        raise CliError(f"cannot read {what}: {e.strerror or e}") from e
+
+
+def environment(found: Verdict, named: tuple[str, ...] | list[str], given: Path | None) -> Verdict:
+    """The verdict with the state of the entry's fixes, and the dumps and cores of that time."""
+    from dataclasses import replace
+
+    from g4debug.triage import verdict
+
+    folder = given or Path(os.environ.get(VARIABLE) or DEFAULT_DUMP_DIR).expanduser()
+    if given is None and found.server.dumps and Path(found.server.dumps).is_dir():
+        folder = Path(found.server.dumps)
+    fixes = tuple(fix_said(name, found) for name in found.entry.fixes) if found.entry else ()
+    try:
+        dumps = verdict.dumps_of(found.first, named, folder)
+        cores = verdict.cores_of(found.first, folder)
+    except (OSError, ValueError) as e:
+        if given is not None:
+            raise CliError(f"{given}: cannot be read: {getattr(e, 'strerror', None) or e}") from e
+        dumps, cores = (), ()  # there is no folder until a server writes its first dump
+    command = found.next_command
+    if dumps and not command.startswith("g4debug show") and found.state in ("entry", "unknown"):
+        from g4debug.dumps.heads import quoted
+
+        command = f"g4debug show {quoted(dumps[0].path)}"
+    return replace(found, fixes=fixes, dumps=dumps, cores=cores, next_command=command)
+
+
+def fix_said(name: str, found: Verdict) -> FixSaid:
+    """The state of a fix for the server of the log; if that is not known, for a server here."""
+    from g4debug import discovery
+    from g4debug.hooking import targets
+    from g4debug.triage.verdict import FixSaid
+
+    server = found.server
+    if name in server.fixes:
+        return FixSaid(name, "in force", "g4debug's line at start says so")
+    fix = discovery.load("fix", name)
+    installed = targets.sglang_version()
+    if server.release and (installed is None or server.release != str(installed)):
+        try:
+            from packaging.version import Version
+
+            fits = targets.matches(fix.needs, Version(server.release))
+        except (ImportError, ValueError):
+            return FixSaid(name, "unknown", f"it is for SGLang {fix.needs}")
+        if not fits:
+            return FixSaid(name, "not for it", f"it is for SGLang {fix.needs}")
+        why = "it is written for the release of the log"
+        return FixSaid(name, "off" if server.armed else "applies", why)
+    if server.armed:
+        return FixSaid(name, "off", "the line of g4debug at start does not name it")
+    states = {row.id: row for row in _rows()}
+    row = states.get(name)
+    if row is None or row.state == "unknown":
+        return FixSaid(name, "unknown", f"it is for SGLang {fix.needs}; this Python has no SGLang")
+    said = {"applied": "applies", "not-needed": "not needed"}.get(row.state, row.state)
+    return FixSaid(name, said, f"on SGLang {installed}, here: {row.why}")
+
+
+def _rows() -> list[Row]:
+    from g4debug.cli import fixes
+
+    try:
+        return list(fixes.rows(os.environ))
+    except CliError:
+        return []  # g4debug fixes says what is wrong with the environment

@@ -1,0 +1,162 @@
+"""The verdict of ``g4debug triage``, on one screen."""
+
+from __future__ import annotations
+
+import re
+from typing import IO, Any
+
+from rich.console import Console
+from rich.text import Text
+
+from g4debug.findings.names import clean
+from g4debug.reporters import json
+from g4debug.reporters.text import hang
+from g4debug.triage.entry import Entry
+from g4debug.triage.verdict import Verdict
+
+LONGEST = 240  # characters of a line of the log
+COLLECT = (
+    "No entry explains this, so nothing is blamed. To find out more: start it again with "
+    "SGLANG_TRTLLM_MHA_DEBUG=1, so that the flight recorder leaves a dump, and give it the same "
+    "load. What a report needs is in the file that --bundle OUT.tar writes; it asks first."
+)
+NOTHING = (
+    "Not known: nothing in it ends or slows a server, as far as triage knows. If the log ends "
+    "before the server did, give the whole log (kubectl logs --previous). If the server lives and "
+    "serves nobody: g4debug triage 8. If answers are wrong: TRIAGE.md, 'Answers are wrong'."
+)
+STATES = {"in force": "green", "applies": "yellow", "off": "bold red"}
+
+
+def render(found: Verdict, console: Console) -> None:
+    """Print the verdict: first cause, facts, entry, fixes, dumps, next command."""
+    _first(found, console)
+    if found.entry is not None:
+        _entry(found.entry, console)
+        if found.also:
+            said = ", ".join(f"g4debug triage {n}" for n in found.also)
+            _said(console, "See also", said)
+    elif found.state == "elsewhere":
+        _said(console, "It is", "known, and no matter of g4debug. " + found.advice, "bold")
+    elif found.state == "unknown":
+        _said(console, "NOT KNOWN", COLLECT, "bold yellow")
+    else:
+        _said(console, "NOTHING", NOTHING, "bold")
+    for fix in found.fixes:
+        style = STATES.get(fix.state, "dim")
+        hang(console, Text(f"{clean(fix.state)}: {clean(fix.why)}", style), f"  fix {fix.id}  ", 6)
+    for dump in found.dumps[:3]:
+        _said(console, "Dump", f"{dump.path}  {dump.head.headline}")
+    if len(found.dumps) > 3:
+        _said(console, "Dump", f"and {len(found.dumps) - 3} more of that time: g4debug list")
+    for core in found.cores[:3]:
+        _said(console, "Core", f"{core}; g4debug autopsy {core}")
+    for line, what in found.earlier:
+        _said(console, "Earlier", f"a start at line {line} ended, too: {what[:80]}")
+    if found.next_command:
+        console.print(Text(f"NEXT  {clean(found.next_command)}", "bold cyan"), soft_wrap=True)
+
+
+def _first(found: Verdict, console: Console) -> None:
+    mark = found.first
+    if mark is None:
+        if found.read:
+            console.print(Text(f"{found.read:,} lines were read.", "dim"))
+        return
+    when = f", {mark.at}" if mark.at else ""
+    rank = f", {mark.rank}" if mark.rank else ""
+    hang(console, Text(clean(mark.text[:LONGEST]), "bold"), f"{mark.line}: ")
+    facts = f"This came first, in line {mark.line} of {found.read}{when}{rank}"
+    if mark.frame:
+        facts += f"; raised in {mark.frame[:LONGEST]}"
+    if found.after > 0:
+        facts += f". {found.after} more error lines follow from it"
+        facts += f" ({', '.join(found.ranks)})" if found.ranks else ""
+    console.print(Text(clean(facts) + ".", "dim"))
+    server = found.server
+    parts = [
+        f"SGLang {server.release}" if server.release else "its SGLang release is not in the log"
+    ]
+    parts += [f"{name} {value}" for name, value in server.arguments.items()]
+    parts.append(f"g4debug armed: {server.armed}" if server.armed else "no g4debug in it")
+    console.print(Text(clean("Server: " + "; ".join(parts)) + ".", "dim"))
+    if server.drill:
+        _said(
+            console, "DRILL", "faults were injected in this server (G4DEBUG_FAULTS)", "bold yellow"
+        )
+
+
+def _entry(entry: Entry, console: Console) -> None:
+    console.print()
+    console.print(Text(f"{entry.number}. {entry.title}", "bold"))
+    for name, said in (
+        ("You see", entry.sees),
+        ("Run this", entry.runs),
+        ("It means", entry.means),
+        ("Helps", entry.helps),
+        ("Releases", entry.releases),
+    ):
+        prose, *blocks = re.split(r"```\n?", said)
+        _said(console, name, prose or "type")
+        for i, block in enumerate(blocks):
+            if i % 2:
+                _said(console, "", block)
+            else:
+                for line in block.rstrip().splitlines():
+                    console.print(Text(f"    {line}", "cyan"), soft_wrap=True)
+    _said(console, "More", f"{entry.case} in the repository of g4debug")
+
+
+def _said(console: Console, name: str, said: str, style: str = "") -> None:
+    text = re.sub(r"\*([^*]+)\*", r"\1", " ".join(said.split())).replace("`", "")
+    if text:
+        hang(console, Text(clean(text), style), Text(f"{name:<9} ", "bold"), 10)
+
+
+def render_json(found: Verdict, stream: IO[str]) -> None:
+    """The same as JSON."""
+    mark, entry = found.first, found.entry
+    value: dict[str, Any] = {
+        "state": found.state,
+        "entry": entry and entry.number,
+        "title": entry and entry.title,
+        "also": list(found.also),
+        "advice": found.advice or None,
+        "first": mark
+        and {
+            "line": mark.line,
+            "time": mark.at and mark.at.isoformat(),
+            "rank": mark.rank,
+            "text": mark.text,
+            "raised_in": mark.frame,
+            "stage": mark.stage.name.lower(),
+            "check": mark.kind and mark.kind.check,
+            "kind": mark.kind and mark.kind.name,
+        },
+        "lines_read": found.read,
+        "followed_by": found.after,
+        "ranks": list(found.ranks),
+        "server": {
+            "release": found.server.release or None,
+            "arguments": found.server.arguments,
+            "armed": found.server.armed or None,
+            "fixes_in_force": list(found.server.fixes),
+            "faults_injected": found.server.drill,
+        },
+        "launch_begins": found.begins,
+        "earlier": [{"line": line, "what": what} for line, what in found.earlier],
+        "fixes": [{"id": f.id, "state": f.state, "why": f.why} for f in found.fixes],
+        "dumps": [str(d.path) for d in found.dumps],
+        "cores": [str(path) for path in found.cores],
+        "see": entry
+        and {
+            "you_see": entry.sees,
+            "run_this": entry.runs,
+            "it_means": entry.means,
+            "what_helps": entry.helps,
+            "releases": entry.releases,
+            "case": entry.case,
+        },
+        "next": found.next_command or None,
+    }
+    json.write(value, stream)

@@ -1,0 +1,93 @@
+"""The lines of a log, whatever has carried it: bounded, clean, and without what wrapped them.
+
+SGLang's own prefix ``[2026-11-27 06:32:01 DP0 TP1 PP0]`` says when and on which rank. Around it
+there may be the words of kubectl, docker, journald or Ray. A log is anybody's text: a line may be
+endless, may steer a terminal, and may quote what a client has sent.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import BinaryIO
+
+from g4debug.findings.names import clean
+
+LONGEST = 1 << 16  # bytes of a line that are looked at; the rest of it is dropped
+KEPT = 500  # characters of a line that are remembered
+
+_CARRIERS = re.compile(
+    r"^(?:\[pod/[^\]]{1,200}\] |\([A-Za-z]\w{0,60} pid=\d+[^)]{0,60}\) |[\w.-]{1,60} +\| "
+    r"|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:?\d\d) (?:std(?:out|err) [FP] )?"
+    r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d [\w.-]{1,60} [\w./@-]{1,60}(?:\[\d+\])?: )"
+)
+_PREFIX = re.compile(r"^\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:\.\d+)?((?: [A-Z]{2,5}\d+)*)\] ")
+_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
+_RANK = re.compile(r"^\[?rank(\d+)\]?:(?:\[E\w*[^\]]{0,60}\] ?)? ?")
+# Lines that quote a client, or a request for a page: nothing in them is SGLang's own word.
+_QUOTES = re.compile(
+    r"GenerateReqInput\(|EmbeddingReqInput\(|(?:Receive|Finish)(?:d)?: (?:obj|rid|request)=?"
+    r"|^INFO: +\S+ - \"|Received? (?:chat|request|prompt)\b"
+    r"|\b(?:text|prompt|input_ids|messages)=['\"\[]"
+)
+
+
+@dataclass(frozen=True)
+class Line:
+    """number: from 1. at: local time of the server, by its own prefix. rank: as ``TP1``, or ''."""
+
+    number: int
+    text: str
+    at: datetime | None
+    rank: str
+    prefixed: bool
+    quotes: bool
+
+
+def raw(stream: BinaryIO) -> Iterator[bytes]:
+    """The lines of a stream, cut at LONGEST bytes. Never more than that is held."""
+    while piece := stream.readline(LONGEST):
+        whole = piece
+        while not piece.endswith(b"\n") and (piece := stream.readline(LONGEST)):
+            pass  # the rest of an endless line
+        yield whole
+
+
+def read(number: int, data: bytes) -> Line:
+    """A line without its wrapping. Control characters are escaped, colours are dropped."""
+    text = data.decode("utf-8", "replace").rstrip("\r\n")
+    if text.startswith('{"log":'):
+        text = _docker(text)
+    if "\x1b" in text:
+        text = _ANSI.sub("", text)
+    for _ in range(3):
+        if (found := _CARRIERS.match(text)) is None:
+            break
+        text = text[found.end() :]
+    at, rank = None, ""
+    prefix = _PREFIX.match(text)
+    if prefix is not None:
+        try:
+            at = datetime.strptime(prefix[1], "%Y-%m-%d %H:%M:%S")
+        except ValueError:
+            prefix = None
+    if prefix is not None:
+        rank = prefix[2].strip()
+        text = text[prefix.end() :]
+    elif (found := _RANK.match(text)) is not None:
+        rank = f"rank {found[1]}"
+        text = text[found.end() :]
+    text = text.replace("\t", "    ")
+    return Line(number, clean(text), at, rank, prefix is not None, _QUOTES.search(text) is not None)
+
+
+def _docker(text: str) -> str:
+    """A line of docker's json-file; as it is if it is none, or was cut."""
+    try:
+        inner = json.loads(text)["log"]
+    except (ValueError, KeyError, TypeError):
+        return text
+    return inner.rstrip("\r\n") if isinstance(inner, str) else text

@@ -1,0 +1,688 @@
+"""What people see, and the entry that explains it: the table behind TRIAGE.md.
+
+The part on g4debug's own findings is made of the kinds' records (``findings/kinds.py``). In a text
+``…`` stands for anything.
+
+A pattern accuses. So a text that has more than one cause asks for more: a function in the same
+traceback (``frames``), or a server on which the cause can be (``server``). If that is not there,
+the pattern does not fit, and "not known" is a better answer than a wrong one.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from functools import cache, cached_property
+
+from g4debug.findings.kinds import KINDS, FindingKind, Place
+from g4debug.triage.entry import by_title
+
+HOLE = "…"
+
+
+class Stage(IntEnum):
+    """What a line is in the story of a server's end; smaller ones explain larger ones."""
+
+    CAUSE = 0  # it says what is wrong
+    SURFACED = 1  # an error was noticed here; its cause may lie elsewhere
+    STANDS = 2  # the server lives, and serves nobody
+    ENDED = 3  # a process was killed, or died outside of Python
+    AFTER = 4  # it follows from another one's end
+    SIGN = 5  # nothing ended: it is slow, refuses something, or says something about itself
+
+
+_STAGES = {
+    Place.CAUSE: Stage.CAUSE,
+    Place.SURFACED: Stage.SURFACED,
+    Place.STANDS: Stage.STANDS,
+    Place.ENDED: Stage.ENDED,
+    Place.AFTER: Stage.AFTER,
+    Place.NOTHING: Stage.SIGN,
+}
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """What a line says, and the entry that explains it.
+
+    says: texts, one of which is in the line. where: where and when, for a reader of the index.
+    entry: its number; 0 if no entry is about it, because g4debug has no part in it: then ``advice``
+    says what it is and what helps. frames: one of these is in the same traceback. server: all of
+    these words are known of the server (see ``server.Server.words``). also: entries that may be
+    meant, too. first: the text begins the line, as the name of an exception does.
+    """
+
+    says: tuple[str, ...]
+    where: str
+    entry: int
+    stage: Stage
+    section: str = ""
+    frames: tuple[str, ...] = ()
+    server: tuple[str, ...] = ()
+    also: tuple[int, ...] = ()
+    advice: str = ""
+
+    @cached_property
+    def regex(self) -> re.Pattern[str]:
+        return re.compile("|".join(map(_regex, self.says)))
+
+
+def _regex(text: str) -> str:
+    """Pieces between holes in this order, near each other. An exception's name begins the line."""
+    pieces = ".{0,300}?".join(map(re.escape, text.split(HOLE)))
+    if re.fullmatch(r"[A-Z]\w*Error", text):  # a bare one has no text
+        return rf"^{text}:?\s*$"
+    exception = re.match(r"[A-Z]\w*(?:Error|Exception)\b", text)
+    return rf"(?:^|(?<=hit an exception: ))(?:[\w.]{{1,80}}\.)?{pieces}" if exception else pieces
+
+
+CUDA = "The server died with a CUDA error"
+PYTHON = "The server died with a Python exception"
+LEAK = "SGLang's own leak check"
+HANGS = "The server hangs"
+SLOW = "It is slow, or few requests run"
+START = "It does not start"
+ITSELF = "What g4debug says of its own state"
+WRONG = "Answers are wrong"
+KILLED = "A process was killed, or another rank went first"
+OTHER = "It is not a matter of g4debug"
+
+_C, _S, _H, _E, _A, _N = Stage
+_MTP = "FROZEN_KV_MTP"
+_SPEC = ("frozen_kv_mtp_worker", "/eagle_", "eagle_worker")
+_BOUNDS = "IndexError: index … is out of bounds for dimension 0 with size …"
+
+PATTERNS: tuple[Pattern, ...] = (
+    # --- CUDA ---
+    Pattern(
+        ("CUDA error: an illegal memory access was encountered", "cudaErrorIllegalAddress"),
+        "Gemma-4, `trtllm_mha`, MTP, a source build of May 2026",
+        1,
+        _S,
+        CUDA,
+        server=("gemma-4", "trtllm_mha", "mtp", "may have entry 1"),
+        also=(7,),
+    ),
+    Pattern(
+        ("fmhaSm100fKernel_…SlidingOrChunkedCausal",),
+        "the kernel that faulted, on a B200",
+        1,
+        _S,
+        CUDA,
+        server=("gemma-4", "trtllm_mha", "mtp", "may have entry 1"),
+        also=(7,),
+    ),
+    Pattern(
+        ("Triton Error [CUDA]: an illegal memory access was encountered",),
+        "`--enforce-piecewise-cuda-graph`, a model with per-layer inputs",
+        6,
+        _S,
+        CUDA,
+        server=("gemma-4", "piecewise enforced"),
+        also=(7,),
+    ),
+    Pattern(
+        ("Capture frozen-KV MTP cuda graph failed: CUDA error",),
+        "a text-only Gemma-4 with MTP and `--tp-size 2` or more, at start",
+        22,
+        _S,
+        CUDA,
+        server=("mtp", "tp", "may have entry 22"),
+        also=(23,),
+    ),
+    Pattern(
+        ("Assertion `…` failed.", "Assertion `…' failed."),
+        "behind `block: […], thread: […]`, thousands of times",
+        23,
+        _C,
+        CUDA,
+        frames=("block: [",),
+        also=(22,),
+    ),
+    Pattern(
+        ("device-side assert triggered", "cudaErrorAssert"),
+        "at start while graphs are captured, or while serving",
+        23,
+        _S,
+        CUDA,
+        also=(22,),
+    ),
+    Pattern(
+        (
+            "CUDA error: an illegal memory access was encountered",
+            "CUDA error: misaligned address",
+            "cudaErrorIllegalAddress",
+            "CUDA error: unspecified launch failure",
+            "CUDA error: an illegal instruction was encountered",
+            "CUBLAS_STATUS_EXECUTION_FAILED",
+            "NVRM: Xid …: 31,",
+            "NVRM: Xid …: 13,",
+            "Triton Error [CUDA]: an illegal memory access was encountered",
+        ),
+        "any other error of a kernel: run it again with `SGLANG_TRTLLM_MHA_DEBUG=1`",
+        7,
+        _S,
+        CUDA,
+    ),
+    # --- Python ---
+    Pattern(
+        ("AttributeError: 'FrozenKVMTPVerifyInput' object has no attribute 'merge_batch'",),
+        "Gemma-4 with an assistant, while serving",
+        3,
+        _C,
+        PYTHON,
+    ),
+    Pattern(
+        ("ValueError: length of new_indices: … this should not happen",),
+        "`filter_batch`",
+        3,
+        _C,
+        PYTHON,
+    ),
+    Pattern(
+        ("IndexError: list index out of range",),
+        "in `_get_key_buffer`, at start or at the first draft",
+        11,
+        _C,
+        PYTHON,
+        frames=("_get_key_buffer",),
+    ),
+    Pattern(
+        (_BOUNDS,),
+        "in the speculative worker: more tokens were accepted than there were drafts",
+        14,
+        _C,
+        PYTHON,
+        frames=_SPEC,
+    ),
+    Pattern(
+        (_BOUNDS,),
+        "in the code of the KV pools: an index that no pool has was handed out",
+        18,
+        _C,
+        PYTHON,
+        frames=("mem_cache/memory_pool", "mem_cache/swa_memory_pool", "mem_cache/allocator"),
+    ),
+    Pattern(
+        ("IndexError: index out of range in self",),
+        "in `gemma4_mtp.py`, `--tp-size 2` or more",
+        22,
+        _C,
+        PYTHON,
+        frames=("gemma4_mtp.py",),
+    ),
+    Pattern(
+        ("AssertionError: old_prefix_len=…, new_indices=…",),
+        "`cache_unfinished_req` of the prefix cache (upstream #25091)",
+        25,
+        _C,
+        PYTHON,
+    ),
+    Pattern(
+        ("AssertionError: node is in use, …", "AssertionError: inc_lock_swa on swa_tombstone node"),
+        "a lock of the prefix cache (upstream #28161)",
+        25,
+        _C,
+        PYTHON,
+    ),
+    Pattern(
+        ("AssertionError",),
+        "below `assert cd.lock_ref == 0`: the same",
+        25,
+        _C,
+        PYTHON,
+        frames=("assert cd.lock_ref == 0",),
+    ),
+    Pattern(
+        ("AssertionError: KV cache is full! Bug in memory estimation.",),
+        "`disaggregation/decode.py` (upstream #29662)",
+        10,
+        _C,
+        PYTHON,
+    ),
+    Pattern(
+        ("AssertionError",),
+        "without a text, innermost frame in the speculative worker",
+        14,
+        _C,
+        PYTHON,
+        frames=_SPEC,
+    ),
+    Pattern(
+        ("RuntimeError: cannot reshape tensor of 0 elements into shape …",),
+        "rotary embedding, in a prefill (upstream #24252)",
+        25,
+        _C,
+        PYTHON,
+        frames=("rotary_embedding",),
+    ),
+    Pattern(
+        ("RuntimeError: output with shape [1] doesn't match the broadcast shape […]",),
+        "0.5.14, the first draft of FROZEN_KV_MTP without CUDA graphs (upstream #29616)",
+        14,
+        _C,
+        PYTHON,
+        frames=("frozen_kv_mtp",),
+    ),
+    Pattern(
+        (
+            "TypeError: FrozenKVMTPWorkerV2.forward_batch_generation() got an unexpected keyword "
+            "argument 'pp_proxy_tensors'",
+        ),
+        "0.5.23 with `--disable-overlap-schedule`",
+        0,
+        _C,
+        PYTHON,
+        advice="SGLang's own bug (upstream #40155): leave overlap scheduling on",
+    ),
+    Pattern(
+        ("RuntimeError: shape mismatch: value tensor of shape …",),
+        "the first prefill, EAGLE forced with a Gemma-4 assistant",
+        5,
+        _C,
+        PYTHON,
+        server=("eagle forced",),
+    ),
+    Pattern(
+        (
+            "Prefill out of memory. Try to lower your batch size.",
+            "Decode out of memory. Try to lower your batch size.",
+        ),
+        "a KV pool has no room: are pages lost, or is one pool too small (2)?",
+        10,
+        _C,
+        PYTHON,
+        also=(2,),
+    ),
+    # --- SGLang's own leak check ---
+    Pattern(
+        (
+            "req_to_token_pool memory leak detected!",
+            "token_to_kv_pool_allocator memory leak detected!",
+            "pool memory leak detected!",
+        ),
+        "when the server is idle",
+        10,
+        _C,
+        LEAK,
+    ),
+    Pattern(
+        ("Full Pool Mem Leak Detected!", "SWA Pool Mem Leak Detected!"),
+        "while busy, with `SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY`",
+        10,
+        _C,
+        LEAK,
+    ),
+    # --- hangs ---
+    Pattern(
+        (
+            "watchdog timeout (self.watchdog_timeout=…",
+            "watchdog timeout (watchdog_timeout=…",
+            "Scheduler watchdog timeout",
+        ),
+        "SGLang kills the server after 300 s",
+        8,
+        _H,
+        HANGS,
+    ),
+    Pattern(
+        (
+            "retract_decode: aborted last request … due to OOM",
+            "Out of memory even after retracting all other requests in the decode batch",
+        ),
+        "a client gets HTTP 500, the server lives",
+        8,
+        _N,
+        HANGS,
+        also=(2,),
+    ),
+    # --- who went first ---
+    Pattern(
+        (
+            "Subprocess … crashed with exit code -9",
+            "scheduler died during initialization (exit code: -9",
+            "Subprocess … crashed with exit code -11",
+            "Subprocess … crashed with exit code -6",
+            "scheduler died during initialization (exit code: -",
+            "Fatal Python error: Aborted",
+            "Fatal Python error: Segmentation fault",
+            "Fatal Python error: Bus error",
+        ),
+        "no traceback, or `Fatal Python error`",
+        26,
+        _E,
+        KILLED,
+    ),
+    Pattern(
+        (
+            "oom-kill:constraint=",
+            "Memory cgroup out of memory: Killed process",
+            "Out of memory: Killed process",
+            "OOMKilled",
+        ),
+        "the kernel's or the container's own word",
+        26,
+        _E,
+        KILLED,
+    ),
+    Pattern(
+        (
+            "Sleeping 5 seconds before crash diagnostics",
+            "Waiting 60.0 seconds for CUDA coredumps before exiting",
+        ),
+        "0.5.23: a rank has failed, and the server takes a minute to end",
+        24,
+        _A,
+        KILLED,
+    ),
+    Pattern(
+        (
+            "Connection closed by peer",
+            "Connection reset by peer",
+            "NCCL error",
+            "ncclRemoteError",
+            "ncclInternalError",
+            "unhandled cuda error",
+            "Watchdog caught collective operation timeout",
+            "DistBackendError: ",
+            "heartbeat monitor",
+            "Process group watchdog thread terminated",
+            "failed to recv, got 0 bytes",
+            "Broken pipe [",
+            "recvValue failed",
+        ),
+        "below another rank's exception, `--tp-size 2` or more",
+        24,
+        _A,
+        KILLED,
+        frames=("nccl", "NCCL", "gloo", "c10d", "ProcessGroup", "TCPStore", "torch/distributed"),
+    ),
+    # --- slow ---
+    Pattern(
+        ("KV cache pool is full. Retract requests.",), "Gemma-4", 2, _N, SLOW, server=("gemma-4",)
+    ),
+    Pattern(("g4debug: spec-batch-guards: in … got …",), "once, as a warning", 3, _N, SLOW),
+    Pattern(
+        ("Bidirectional attention for image tokens requires TritonAttnBackend",),
+        "answers on images are worse than they should be",
+        27,
+        _N,
+        WRONG,
+    ),
+    # --- start ---
+    Pattern(
+        ("TypeError: 'NoneType' object is not subscriptable",),
+        "below `key = key[:real_num_tokens]`; E2B, E4B",
+        4,
+        _C,
+        START,
+        frames=("key = key[:real_num_tokens]",),
+    ),
+    Pattern(
+        ("TypeError: 'NoneType' object is not subscriptable",),
+        "in `select_last_verified_seed`",
+        13,
+        _C,
+        START,
+        frames=("select_last_verified_seed",),
+    ),
+    Pattern(
+        ("AttributeError: 'Gemma4AssistantForCausalLM' object has no attribute 'pp_group'",),
+        "a source build",
+        13,
+        _C,
+        START,
+    ),
+    Pattern(
+        ("this assistant cannot be served by EAGLE",), "`SGLANG_GEMMA4_FORCE_EAGLE=1`", 5, _C, START
+    ),
+    Pattern(
+        ("SGLANG_ENABLE_PIECEWISE_CUDA_GRAPH_FOR_MM=1 is refused for this model",), "", 6, _C, START
+    ),
+    Pattern(
+        ("g4debug: not armed: …", "g4debug: could not be armed: …", "g4debug: G4DEBUG_FAULTS: …"),
+        "and the process ends",
+        20,
+        _C,
+        START,
+    ),
+    Pattern(
+        (
+            "hides from the tracer page-table what it looks for",
+            "was never run with …, so a finding could",
+            "contradict each other: both switch fix",
+        ),
+        "and the process ends",
+        20,
+        _C,
+        START,
+    ),
+    # --- itself ---
+    Pattern(
+        (
+            "g4debug: hooks do not run any more",
+            "g4debug: … is off: …",
+            "g4debug: … is limited",
+            "g4debug: this is not reported, because …",
+        ),
+        "at start, or while serving",
+        20,
+        _N,
+        ITSELF,
+    ),
+    # --- not ours ---
+    Pattern(
+        (
+            "CUDA out of memory. Tried to allocate",
+            "CUDA error: out of memory",
+            "Cuda failure 'out of memory'",
+        ),
+        "",
+        0,
+        _C,
+        OTHER,
+        advice="The GPU's memory is full: weights, graphs or activations, not KV pages. "
+        "Lower --mem-fraction-static, --cuda-graph-max-bs or --chunked-prefill-size; look with "
+        "nvidia-smi whether another process holds memory.",
+    ),
+    Pattern(
+        ("Not enough memory. Please try to increase --mem-fraction-static",),
+        "",
+        0,
+        _C,
+        OTHER,
+        advice="The weights leave no room for KV. Raise --mem-fraction-static, or use more GPUs.",
+    ),
+    Pattern(
+        (
+            "NVRM: Xid …: 79,",
+            "GPU has fallen off the bus",
+            "uncorrectable ECC error encountered",
+            "NVRM: Xid …: 48,",
+            "NVRM: Xid …: 94,",
+            "NVRM: Xid …: 95,",
+            "NVRM: Xid …: 119,",
+            "NVRM: Xid …: 74,",
+            "cudaErrorECCUncorrectable",
+        ),
+        "",
+        0,
+        _C,
+        OTHER,
+        advice="The GPU, its memory or its link failed. Drain the machine; nvidia-smi -q -d ECC "
+        "and dmesg have the rest. No software of the server can do this.",
+    ),
+    Pattern(
+        (
+            "NCCL WARN NET/IB",
+            "ncclSystemError",
+            "NCCL WARN Error while creating shared memory segment",
+        ),
+        "",
+        0,
+        _C,
+        OTHER,
+        advice="The network between the ranks failed, or /dev/shm is too small for NCCL "
+        "(--shm-size or --ipc=host). It is no matter of KV.",
+    ),
+    Pattern(
+        ("Address already in use", "address already in use"),
+        "",
+        0,
+        _E,
+        OTHER,
+        advice="The port is taken, often by a server that has not ended. End it, or take another "
+        "--port.",
+    ),
+    Pattern(("No space left on device",), "", 0, _E, OTHER, advice="A disk or /dev/shm is full."),
+    Pattern(
+        (
+            "no kernel image is available for execution",
+            "CUDA driver version is insufficient",
+            "system not yet initialized",
+            "ptxas fatal",
+            "nvcc fatal",
+            "cudaErrorInsufficientDriver",
+            "CUDA error: invalid device ordinal",
+        ),
+        "",
+        0,
+        _C,
+        OTHER,
+        advice="Driver, GPU and the CUDA of this build do not fit together, or a GPU is not ready "
+        "(fabric manager). Nothing was computed yet.",
+    ),
+    Pattern(
+        ("out of resource: shared memory, Required",),
+        "",
+        0,
+        _C,
+        OTHER,
+        advice="A Triton kernel asks for more shared memory than this GPU has: another attention "
+        "backend, or another release of Triton.",
+    ),
+    Pattern(
+        (
+            "is not a local folder and is not a valid model identifier",
+            "RepositoryNotFoundError: ",
+            "GatedRepoError: ",
+            "SafetensorError: ",
+            "LocalEntryNotFoundError: ",
+            "does not appear to have a file named",
+        ),
+        "",
+        0,
+        _E,
+        OTHER,
+        advice="The model's files were not found, are not allowed to be read, or are damaged.",
+    ),
+    Pattern(
+        ("ModuleNotFoundError: ", "ImportError: "),
+        "",
+        0,
+        _E,
+        OTHER,
+        advice="A package is missing, or two do not fit together. g4debug doctor looks at the "
+        "environment.",
+    ),
+    Pattern(
+        ("unrecognized arguments: ", "launch_server.py: error: "),
+        "",
+        0,
+        _E,
+        OTHER,
+        advice="The launch command has an argument that this release does not know.",
+    ),
+    Pattern(
+        ("Gracefully exiting... Remaining number of requests", "SIGTERM received. signum="),
+        "",
+        0,
+        _A,
+        OTHER,
+        advice="Somebody asked the server to end (SIGTERM): an operator, a probe or a scale-down.",
+    ),
+)
+
+# What has no text in a log: rows of the index only. (what you see, entries), under WRONG or SLOW.
+SEEN: dict[str, tuple[tuple[str, tuple[int, ...]], ...]] = {
+    HANGS: (
+        ("`/health` answers 200, the GPU idles, one prompt waits for ever", (8,)),
+        ("requests get no answer, the processes live", (8,)),
+    ),
+    WRONG: (
+        ("long answers go wrong in the middle; many requests share a prefix", (9,)),
+        ("0.5.14 to 0.5.17: wrong now and then, and right with page-table armed", (9,)),
+        ("wrong when prompt and answer are longer than the sliding window", (19,)),
+        ("tokens are repeated or missing, or differ from those without MTP", (14,)),
+        ("a text-only Gemma-4 with MTP and `--tp-size 2` or more", (22,)),
+        ("NaN in the logits, or wrong answers without a shared prefix", (15,)),
+        ("every tracer is armed and silent; often one GPU, `head_dim` or batch size", (27,)),
+        ("none of the above: some answers are wrong, under load", (17, 18, 21)),
+        ("decode on triton: tokens beyond the window differ from a prefill", (16,)),
+        ("hidden states captured from Gemma-4 differ from a reference", (12,)),
+        ("answers depend on who asked before; gone with `--disable-radix-cache`", (25,)),
+    ),
+    SLOW: (
+        ("`full token usage` and `swa token usage` are far apart, `#queue-req` high", (2,)),
+        ("`#queue-req` grows over hours, a restart helps", (10,)),
+        ("`accept len` is low: MTP with FROZEN_KV_MTP, nothing crashes", (1, 14)),
+        ("`accept len` is low: MTP with `--tp-size 2` or more", (22,)),
+        ("`accept len` is low: an EAGLE3 or DFLASH draft for Gemma-4", (12,)),
+        ("`accept len` is low: `SGLANG_GEMMA4_FORCE_EAGLE=1`", (5,)),
+        ("a multimodal Gemma-4 prefills without CUDA graphs", (6,)),
+        ("`--speculative-algorithm EAGLE` runs as FROZEN_KV_MTP", (5,)),
+    ),
+    START: (("BF16 experts on SM100 get `flashinfer_trtllm`, in a source build", (13,)),),
+}
+
+
+def texts(kind: FindingKind) -> tuple[str, ...]:
+    """What the log line of a finding says: the spans of code of ``kind.says``."""
+    return tuple(re.findall(r"`([^`]+)`", kind.says))
+
+
+@cache
+def _by_check() -> dict[str, tuple[tuple[re.Pattern[str], int, FindingKind], ...]]:
+    """Check -> the texts of its kinds, and how much of each is literal; the most literal first."""
+    found = {}
+    for check, kinds in KINDS.items():
+        rows = [
+            (re.compile(".*?".join(map(re.escape, t.split(HOLE)))), len(t.replace(HOLE, "")), k)
+            for k in kinds.values()
+            for t in texts(k)
+        ]
+        found[check] = tuple(sorted(rows, key=lambda row: -row[1]))
+    return found
+
+
+FINDING = re.compile(
+    r"g4debug: (?P<check>"
+    + "|".join(map(re.escape, KINDS))
+    + r")(?: in [^:]{1,120}| at idle| while busy)?: "
+)
+
+
+def kind_of(line: str) -> FindingKind | None:
+    """The kind of the finding that a log line tells; None if it tells none."""
+    found = FINDING.search(line)
+    if found is None:
+        return None
+    headline = line[found.start() + len("g4debug: ") :]
+    for regex, _, kind in _by_check()[found["check"]]:
+        if regex.search(headline):
+            return kind
+    return None
+
+
+@cache
+def of_kind(kind: FindingKind) -> Pattern:
+    """The pattern of a kind of finding, from its record."""
+    return Pattern(
+        texts(kind), f"`{kind.check}: {kind.name}`", by_title()[kind.entry], _STAGES[kind.place]
+    )
+
+
+def of_entry(pattern: Pattern, entry: int) -> Pattern:
+    """The same pattern where another entry explains it."""
+    return replace(pattern, entry=entry, also=(pattern.entry,))

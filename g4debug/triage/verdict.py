@@ -1,0 +1,153 @@
+"""What triage says of a log, a number or a line: the entry, the facts, and what to run next.
+
+A verdict is one of four: ``entry``; ``elsewhere`` (it is known, and g4debug has no part in it);
+``unknown`` (something ended the server, and no entry explains it); ``nothing`` (nothing in it ends
+or slows a server).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Literal
+
+from g4debug.dumps import incidents
+from g4debug.dumps.incidents import Dump
+from g4debug.triage.entry import Entry, entries
+from g4debug.triage.patterns import Stage
+from g4debug.triage.reading import Launch, Mark, Reading
+from g4debug.triage.server import Server
+
+State = Literal["entry", "elsewhere", "unknown", "nothing"]
+NEAR = timedelta(minutes=5)  # so long before or after the error a dump belongs to it
+SHOWN = 5
+CORES = (".nvcudmp",)
+ARM = "SGLANG_TRTLLM_MHA_DEBUG=1 <your launch command>"
+
+
+@dataclass(frozen=True)
+class FixSaid:
+    """A fix of the entry. state: in force, applies, off, not needed, unknown. why: in words."""
+
+    id: str
+    state: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """after: how many marks followed from the first one. earlier: other launches that ended."""
+
+    state: State
+    entry: Entry | None = None
+    also: tuple[int, ...] = ()
+    advice: str = ""
+    first: Mark | None = None
+    server: Server = field(default_factory=Server)
+    after: int = 0
+    ranks: tuple[str, ...] = ()
+    read: int = 0
+    begins: int = 1
+    earlier: tuple[tuple[int, str], ...] = ()
+    fixes: tuple[FixSaid, ...] = ()
+    dumps: tuple[Dump, ...] = ()
+    cores: tuple[Path, ...] = ()
+    next_command: str = ""
+
+
+def of_entry(number: int) -> Verdict:
+    """The verdict for an entry that somebody asks for. Raises KeyError if there is none."""
+    found = entries()[number]
+    return Verdict("entry", found, next_command=next_of(found, ()))
+
+
+def of(reading: Reading) -> Verdict:
+    """The verdict on a log, without what the environment says."""
+    launch = reading.chosen
+    first = launch.first()
+    marks = [m for m in launch.all_marks() if first is not None and m.line > first.line]
+    facts = Verdict(
+        state_of(first),
+        first=first,
+        server=launch.server,
+        after=sum(launch.counts[s] for s in Stage if s != Stage.SIGN) - 1 if marks else 0,
+        ranks=tuple(dict.fromkeys(m.rank for m in marks if m.rank and m.stage != Stage.SIGN))[:16],
+        read=reading.read,
+        begins=launch.begins,
+        earlier=tuple(_line(x) for x in reading.launches if x is not launch and x.ended)[-SHOWN:],
+    )
+    if first is None:
+        return facts
+    entry = entries().get(first.pattern.entry)
+    command = (first.kind.command if first.kind is not None else "") or ARM
+    if entry is not None:
+        command = next_of(entry, launch.dumps) if first.kind is None or launch.dumps else command
+    return replace(
+        facts,
+        entry=entry,
+        also=first.pattern.also if entry is not None else (),
+        advice=first.pattern.advice,
+        next_command="" if facts.state == "elsewhere" else command,
+    )
+
+
+def state_of(first: Mark | None) -> State:
+    if first is None:
+        return "nothing"
+    if first.pattern.entry:
+        return "entry"
+    return "elsewhere" if first.pattern.advice else "unknown"
+
+
+def _line(launch: Launch) -> tuple[int, str]:
+    """An earlier launch that ended: its first line, and what ended it."""
+    first = launch.first()
+    if first is None:
+        return launch.begins, "not known"
+    return launch.begins, f"entry {first.pattern.entry}" if first.pattern.entry else first.text
+
+
+def next_of(entry: Entry, dumps: Sequence[str]) -> str:
+    """The command to type next: the dump that the log names, or the entry's first command."""
+    if dumps:
+        from g4debug.dumps.heads import quoted
+
+        return f"g4debug show {quoted(dumps[0])}"
+    return entry.commands[0] if entry.commands else ARM
+
+
+def dumps_of(mark: Mark | None, named: Sequence[str], folder: Path) -> tuple[Dump, ...]:
+    """The dumps of that time in a folder, the first finding first, and those that the log names.
+
+    A log has the server's local time, and a dump UTC. The server's zone is not known, so a dump
+    counts if it fits in UTC or in the zone of this machine. Raises OSError if the folder cannot be
+    read.
+    """
+    names = {Path(name).name for name in named}
+    found = [d for d in incidents.look_into(folder) if d.path.name in names or _fits(mark, d.time)]
+    return tuple(sorted(found, key=lambda d: d.time))
+
+
+def cores_of(mark: Mark | None, folder: Path) -> tuple[Path, ...]:
+    """CUDA core dumps of that time in a folder. Raises OSError if it cannot be read."""
+    found = []
+    for path in sorted(folder.iterdir()):
+        if path.suffix in CORES:
+            written = datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat()
+            if _fits(mark, written):
+                found.append(path)
+    return tuple(found)
+
+
+def _fits(mark: Mark | None, time: str) -> bool:
+    if mark is None or mark.at is None or not time:
+        return False
+    try:
+        made = datetime.fromisoformat(time)
+    except ValueError:
+        return False
+    made = made if made.tzinfo else made.replace(tzinfo=UTC)
+    said = (mark.at.replace(tzinfo=UTC), mark.at.astimezone())
+    return any(abs(made - one) <= NEAR for one in said)

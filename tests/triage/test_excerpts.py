@@ -1,0 +1,67 @@
+"""A hundred excerpts, in the manner of public reports: the right entry, or rightly none.
+
+They were written anew, with names replaced. The heading of each says what triage must answer: an
+entry's number, ``elsewhere``, ``unknown`` or ``nothing``, and ``line N`` where the first cause is.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from g4debug.triage import reading, verdict
+
+FOLDER = Path(__file__).parent / "excerpts"
+CARRIERS = {
+    "plain": "{}",
+    "kubectl --timestamps": "2026-11-27T06:32:01.123456789Z {}",
+    "kubectl --prefix": "[pod/llm-7d9f/server] {}",
+    "compose": "server-1  | {}",
+    "journald": "Nov 27 06:32:01 node7 python[123]: {}",
+    "ray": "(Worker pid=912, ip=10.0.0.3) {}",
+}
+
+
+class Excerpt(NamedTuple):
+    expected: str
+    line: int
+    title: str
+    log: str
+
+
+def excerpts() -> list[Excerpt]:
+    found = []
+    for path in sorted(FOLDER.glob("*.txt")):
+        for part in re.split(r"^=== ", path.read_text(), flags=re.M)[1:]:
+            head, _, log = part.partition("\n")
+            said = re.fullmatch(r"(\w+)(?: line (\d+))? (.*)", head)
+            assert said, head
+            found.append(Excerpt(said[1], int(said[2] or 0), said[3], log))
+    return found
+
+
+ALL = excerpts()
+
+
+def answer(log: str) -> tuple[str, int]:
+    found = verdict.of(reading.of(line.encode() for line in log.splitlines(keepends=True)))
+    said = str(found.entry.number) if found.entry is not None else found.state
+    return said, found.first.line if found.first is not None else 0
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+@pytest.mark.parametrize("one", ALL, ids=[x.title for x in ALL])
+def test_the_right_entry_or_rightly_none(one: Excerpt, carrier: str) -> None:
+    log = "".join(CARRIERS[carrier].format(x) + "\n" for x in one.log.splitlines())
+    said, line = answer(log)
+    assert said == one.expected
+    assert not one.line or line == one.line
+
+
+def test_there_are_a_hundred_and_a_quarter_of_them_blames_nobody() -> None:
+    assert len(ALL) >= 100
+    assert sum(not x.expected.isdigit() for x in ALL) >= 25
+    assert len({x.title for x in ALL}) == len(ALL)

@@ -1,0 +1,143 @@
+"""A log is read as a stream: bounded, whatever is in it, and by what came first."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import tracemalloc
+
+import pytest
+
+from g4debug.findings.kinds import KINDS
+from g4debug.triage import lines, patterns, reading, verdict
+from g4debug.triage.entry import by_title
+from g4debug.triage.patterns import PATTERNS
+
+DIED = b"[2026-09-14 03:22:11 TP1] Scheduler hit an exception: Traceback (most recent call last):\n"
+CUDA = b"torch.AcceleratorError: CUDA error: an illegal memory access was encountered\n"
+START = b"[2026-09-14 03:20:01] server_args=ServerArgs(model_path='acme/oak', tp_size=2)\n"
+LEAK = b"ValueError: pool memory leak detected! [full] total=8\n"
+
+
+def read(*log: bytes) -> reading.Reading:
+    return reading.read(io.BytesIO(b"".join(log)))
+
+
+def test_every_text_of_a_pattern_passes_the_sieve() -> None:
+    """Most lines of a log are never decoded: those must not be dropped that a pattern is about."""
+    for one in PATTERNS:
+        for text in one.says:
+            assert reading.TRIGGER.search(text.replace("…", "x").encode()), text
+
+
+def test_every_finding_is_known_by_its_own_words() -> None:
+    """Not each of them names one kind alone, but each leads to that kind's entry."""
+    for check, of_check in KINDS.items():
+        for kind in of_check.values():
+            for text in patterns.texts(kind):
+                said = re.sub("…", "1", text)
+                said = said if said.startswith(check) else f"{check} in x: {said}"
+                found = patterns.kind_of(f"g4debug: {said} ")
+                if len(text.replace("…", "")) >= 20:
+                    assert found is not None, text
+                    assert by_title()[found.entry] == by_title()[kind.entry], text
+
+
+def test_an_endless_line_is_cut_and_the_next_one_is_read() -> None:
+    log = b"x" * (5 * lines.LONGEST) + b"CUDA error: misaligned address\n" + LEAK
+    found = read(log).chosen.first()
+    assert found is not None
+    assert (found.line, found.pattern.entry) == (2, 10)
+
+
+def test_gigabytes_are_not_held() -> None:
+    noise = (
+        b"[2026-09-14 03:22:11 TP1] CUDA NCCL error sglang memory Connection closed by peer gloo\n"
+    )
+
+    def endless() -> object:
+        yield START
+        for _ in range(60_000):
+            yield noise
+        yield DIED
+        yield CUDA
+
+    tracemalloc.start()
+    found = reading.of(endless())
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 4_000_000
+    first = found.chosen.first()
+    assert first is not None
+    assert (first.line, first.pattern.entry) == (60_003, 7)
+
+
+def test_many_launches_are_bounded_and_the_last_known_one_is_told() -> None:
+    one = START + DIED + CUDA
+    log = [one] * 80 + [START + DIED + b'  File "a.py", line 1, in f\n' + b"KeyError: 3\n"]
+    found = read(*log)
+    assert len(found.launches) <= reading.MOST_LAUNCHES
+    assert found.left_out == 81 - reading.MOST_LAUNCHES
+    told = verdict.of(found)
+    assert told.entry is not None
+    assert told.entry.number == 7
+    assert told.begins == 79 * 3 + 1
+    assert ("KeyError: 3" in str(told.earlier)) is True
+
+
+def test_colours_and_what_steers_a_terminal_do_not_get_through() -> None:
+    log = b"\x1b[31mValueError: pool memory leak detected!\x1b[0m "
+    log += b"\x1b]0;title\x07\xe2\x80\xaegnp.exe\r\n"
+    found = read(log).chosen.first()
+    assert found is not None
+    assert found.text.isprintable()
+    assert "title" not in found.text
+    assert found.text.startswith("ValueError: pool memory leak detected!")
+
+
+def test_bytes_that_are_no_text_are_read() -> None:
+    assert read(bytes(range(256)) * 50 + b"\n" + LEAK).chosen.first() is not None
+
+
+def test_a_line_of_dockers_json() -> None:
+    log = json.dumps({"log": LEAK.decode(), "stream": "stderr"}).encode() + b"\n"
+    found = read(log).chosen.first()
+    assert found is not None
+    assert found.pattern.entry == 10
+    assert read(b'{"log":\n{"log": 3}\n{"log":"x\n').chosen.first() is None
+
+
+@pytest.mark.parametrize(
+    ("text", "release"),
+    [
+        ("image lmsysorg/sglang:v0.5.23-cu129", "0.5.23"),
+        ("Successfully installed sglang-0.5.12.post1", "0.5.12.post1"),
+        ("sglang==0.5.15.post1", "0.5.15.post1"),
+        ("sglang 0.5.24.dev12+g1a2b3c", "0.5.24.dev12+g1a2b3c"),
+        ("/python3.12/site-packages/sglang/srt/managers/x.py", ""),
+    ],
+)
+def test_the_release_of_the_log(text: str, release: str) -> None:
+    assert read(text.encode() + b"\n").chosen.server.release == release
+
+
+def test_what_the_server_was() -> None:
+    line = (
+        "[2026-09-14 03:20:01] server_args=ServerArgs(model_path='google/gemma-4-E4B-it', "
+        "prefill_attention_backend='triton', decode_attention_backend='trtllm_mha', "
+        "attention_backend=None, speculative_algorithm='NEXTN', "
+        "speculative_draft_model_path='google/gemma-4-E4B-it-assistant', tp_size=2)\n"
+    )
+    assert read(line.encode()).chosen.server.words() >= {"gemma-4", "trtllm_mha", "mtp", "tp"}
+
+
+def test_what_g4debug_did_there() -> None:
+    line = (
+        b"g4debug 0.9 [scheduler] armed: page-table, pool-leak (raise); fixes: 2 in force "
+        b"(hybrid-pool-swap, parked-chunk); faults: none; 12 sites hooked; dumps: /tmp/d\n"
+    )
+    server = read(line).chosen.server
+    assert server.armed == "page-table, pool-leak (raise)"
+    assert server.fixes == ("hybrid-pool-swap", "parked-chunk")
+    assert server.dumps == "/tmp/d"
