@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from g4debug.backends import carrying, names
 from g4debug.backends.base import ListAdapter
+from g4debug.faults import lists
 from g4debug.faults._metadata import Made, watch
 from g4debug.faults.base import Fault, Injection
 
@@ -25,8 +26,8 @@ def install(injection: Injection) -> None:
     def act(made: Made) -> None:
         if made.runner != "draft" or not made.decode or made.mode == "capture":
             return
-        lists = made.adapter.all_lists(made.backend, made.static)
-        tokens, _ = lists.get("window", (None, None))
+        found = made.adapter.all_lists(made.backend, made.static)
+        tokens, _ = found.get("window", (None, None))
         if tokens is not None and len(tokens) and injection.fire(mode=made.mode):
             tokens.zero_()
             injection.log(
@@ -43,5 +44,5 @@ FAULT = Fault(
     asks=("a draft", "a SWA pool"),
     selectors=("mode",),
     drills=("on",),
-    backend=carrying(ListAdapter)[0].name,
+    backend=lists.drilled(),
 )
