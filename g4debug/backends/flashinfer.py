@@ -57,8 +57,6 @@ class FlashInfer(ListAdapter):
     replay = "attn.flashinfer.metadata_replay"
     phases = ("prefill", "decode")
     run: ClassVar = {"0.5.23": (CPU,)}
-    # The attributes of a wrapper with the entries of its lists, and with where they begin.
-    buffers: ClassVar[tuple[str, str]] = ("_paged_kv_indices_buf", "_paged_kv_indptr_buf")
 
     def __init__(self) -> None:
         self._windows: dict[int, int | None] = {}  # by id() of a backend: SGLang's window
@@ -86,10 +84,10 @@ class FlashInfer(ListAdapter):
             *args: Any,
             **kwargs: Any,
         ) -> None:
-            if self.is_inherited_by(backend) or self.reads_no_list(backend, layer, forward_batch):
+            if self.is_inherited_by(backend) or self.reads_no_list(backend, forward_batch, guard):
                 return
             wrapper, sliding = self.wrapper(backend, layer)
-            indices = getattr(wrapper, self.buffers[0], None)
+            indices = self.entries(wrapper)
             if indices is not None and guard.listed(indices, backend, layer):
                 return
             lists = self.lists(backend, wrapper, sliding, guard)
@@ -115,33 +113,51 @@ class FlashInfer(ListAdapter):
     def handed_at(self, batch: Any) -> str:
         return self.sites[1 if batch.forward_mode.name in ("DECODE", "IDLE") else 2]
 
-    def reads_no_list(self, backend: Any, layer: Any, batch: Any) -> bool:
-        """True if this layer's kernel gets all that it reads as K and V."""
+    def reads_no_list(self, backend: Any, batch: Any, guard: Guarding | None = None) -> bool:
+        """True if the kernels of this forward get all that they read as K and V."""
         metadata = backend.forward_metadata
         return bool(
             getattr(metadata, "use_ragged", False) and getattr(metadata, "extend_no_prefix", False)
         )
 
+    def wrappers(self, metadata: Any) -> list[Any]:
+        """Those that attend in a forward: one, or one for sliding layers and one for the others."""
+        found = getattr(metadata, "decode_wrappers", None)
+        return list(getattr(metadata, "prefill_wrappers", ()) if found is None else found)
+
     def wrapper(self, backend: Any, layer: Any) -> tuple[Any, bool]:
         """(the wrapper that attends for this layer, whether it is the one of sliding layers)."""
-        found = wrappers(backend.forward_metadata)
+        found = self.wrappers(backend.forward_metadata)
         at = int(backend._get_wrapper_idx(layer))
         return found[at], len(found) == 2 and at == 0
+
+    def entries(self, wrapper: Any) -> torch.Tensor | None:
+        """The entries of the lists that a wrapper was planned with."""
+        found: torch.Tensor | None = getattr(wrapper, "_paged_kv_indices_buf", None)
+        return found
+
+    def begins(self, backend: Any, wrapper: Any, rows: int | None) -> torch.Tensor | None:
+        """Where the lists of so many rows begin, [rows + 1]; None for those of the plan."""
+        found: torch.Tensor | None = getattr(wrapper, "_paged_kv_indptr_buf", None)
+        return found
 
     def all_lists(self, backend: Any, static: int | None) -> dict[str, tuple[Any, Any]]:
         """Of a graph, those of a decode."""
         if static is not None:
-            found = backend.decode_cuda_graph_metadata.get(static, [])
-        elif self.reads_no_list(backend, None, None):
+            found = self.in_graphs(backend, static)
+        elif self.reads_no_list(backend, None):
             found = []
         else:
-            found = wrappers(backend.forward_metadata)
+            found = self.wrappers(backend.forward_metadata)
         names = ("window", "full") if len(found) == 2 else ("full",)
-        indices, indptr = self.buffers
         return {
-            name: (getattr(wrapper, indices, None), getattr(wrapper, indptr, None))
+            name: (self.entries(wrapper), self.begins(backend, wrapper, static))
             for name, wrapper in zip(names, found, strict=False)
         }
+
+    def in_graphs(self, backend: Any, rows: int) -> list[Any]:
+        """The wrappers of the CUDA graph of a decode with so many rows."""
+        return list(backend.decode_cuda_graph_metadata.get(rows, ()))
 
     def note(self, backend: Any, batch: Any, captured: bool) -> None:
         mode = batch.forward_mode.name
@@ -181,7 +197,8 @@ class FlashInfer(ListAdapter):
     ) -> TokenLists | None:
         """The lists that a wrapper was planned with. None, with a limit, if they are not judged."""
         of = planned(backend.forward_metadata)
-        indices, indptr = (getattr(wrapper, name, None) for name in self.buffers)
+        rows = 0 if of.lengths is None else of.lengths.shape[0]
+        indices, indptr = self.entries(wrapper), self.begins(backend, wrapper, rows)
         why = of.why
         if not why and sliding and of.window < 0:
             why = "in a prefill from pages a sliding layer's lists have a window for each row"
@@ -198,17 +215,11 @@ class FlashInfer(ListAdapter):
             guard.not_guarded(f"some of {self.name}'s lists of tokens are not judged", why)
             return None
         return TokenLists(
-            indices=indices,
-            indptr=indptr,
+            indices=indices,  # type: ignore[arg-type]
+            indptr=indptr,  # type: ignore[arg-type]
             lengths=of.lengths,  # type: ignore[arg-type]
             window=of.window if sliding else -1,
         )
-
-
-def wrappers(metadata: Any) -> list[Any]:
-    """The wrappers that attend in a forward: one, or one for sliding layers and one for others."""
-    found = getattr(metadata, "decode_wrappers", None)
-    return list(getattr(metadata, "prefill_wrappers", ()) if found is None else found)
 
 
 def planned(metadata: Any) -> Planned:
