@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from g4debug.backends.base import Guarding, ListAdapter, Sites
 from g4debug.backends.handed_over import TokenLists
+from g4debug.hooking import targets
 from g4debug.hooking.targets import CPU
 
 if TYPE_CHECKING:
@@ -95,7 +96,8 @@ class FlashInfer(ListAdapter):
                 guard.token_lists(self, lists, backend, layer, forward_batch)
 
         context.after(self.metadata, after_metadata)
-        context.after(self.replay, after_out_graph)
+        if not targets.captures_apart():  # before that, nothing of a graph is known, nor judged
+            context.after(self.replay, after_out_graph)
         for site in self.sites[1:]:
             context.before(site, before_attention)
 

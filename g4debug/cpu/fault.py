@@ -59,9 +59,13 @@ _FORWARD: Final = ("sglang.srt.model_executor.model_runner", "forward")
 _DEVICE_MODULES: Final = frozenset(
     f"g4debug.cpu.{name}"
     for name in (
-        "paged_attention", "token_attention", "flashinfer_wrappers", "pages_only", "page_kernels",
+        "paged_attention",
+        "token_attention",
+        "flashinfer_wrappers",
+        "pages_only",
+        "page_kernels",
         "short_conv",
-    )  # fmt: skip
+    )
 )
 _HOST_MODULES: Final = frozenset(
     {

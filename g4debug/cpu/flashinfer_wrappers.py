@@ -1,7 +1,7 @@
 """FlashInfer's wrappers, with which SGLang's backends `flashinfer` and `flashinfer_mla` attend.
 
-A wrapper is told what a forward reads (`begin_forward` or `plan`), and then attends for each layer
-(`forward` or `run`). Row b reads the KV of ``indices[indptr[b] : indptr[b + 1]]``, which are rows of
+A wrapper is told what a forward reads (`begin_forward`, `plan`), and then attends for each layer
+(`forward`, `run`). Row b reads the KV of ``indices[indptr[b] : indptr[b + 1]]``, which are rows of
 the KV buffers, because SGLang hands over pages of one token. Its queries begin at ``qo_indptr[b]``.
 They are the last ones of the row if ``causal``; else each sees every key::
 
@@ -241,7 +241,7 @@ def merge(
 
 
 class _Torch(types.ModuleType):
-    """The module torch, except that `empty` takes the device "cuda", which SGLang names, for CPU."""
+    """The module torch, except that `empty` takes SGLang's device "cuda" for the CPU."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)
@@ -279,7 +279,7 @@ def _attend(
     mask: torch.Tensor | None,
     options: dict[str, Any],
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(output ``[tokens, q_heads, dim of V]``, log-sum-exp ``[tokens, q_heads]``, -inf if no key)."""
+    """(output ``[tokens, q_heads, dim of V]``, log-sum-exp ``[tokens, q_heads]``)."""
     scale, cap = options.pop("sm_scale"), options.pop("logits_soft_cap", None) or 0.0
     refuse(kernel, options)
     keys, values = kv

@@ -14,7 +14,6 @@ list of each draft.
 
 from __future__ import annotations
 
-from g4debug.backends import carrying, names
 from g4debug.backends.base import ListAdapter
 from g4debug.faults import lists
 from g4debug.faults._metadata import Made, watch
@@ -37,7 +36,7 @@ def install(injection: Injection) -> None:
 
 FAULT = Fault(
     id="draft-window-unfilled",
-    title=f"on {names(carrying(ListAdapter))}, the draft's sliding layers get a list of tokens "
+    title=f"on {lists.drilled()}, the draft's sliding layers get a list of tokens "
     "that nobody has filled in",
     tasks={"on": "leave the list of the draft's sliding layers as it was made"},
     caught_by=("page-table",),

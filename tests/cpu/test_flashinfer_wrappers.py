@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -24,7 +25,7 @@ def begins(counts):
     return torch.tensor([0, *torch.tensor(counts).cumsum(0).tolist()], dtype=torch.int32)
 
 
-INDICES = torch.tensor([*sum(LISTS, []), 0, 0], dtype=torch.int32)
+INDICES = torch.tensor([*itertools.chain(*LISTS), 0, 0], dtype=torch.int32)
 INDPTR, QO = begins([len(x) for x in LISTS]), begins(QUERIES)
 LAST = torch.ones(3, dtype=torch.int32)
 KV = drawn(SLOTS, KV_HEADS, DIM), drawn(SLOTS + 1, KV_HEADS, DIM)[:SLOTS]
@@ -70,9 +71,7 @@ def test_a_decode_sees_its_list(cap):
     wrapper = fi.BatchDecodeWithPagedKVCacheWrapper(torch.empty(0), "NHD", use_tensor_cores=False)
     wrapper.begin_forward(INDPTR, INDICES, LAST, *PLAN, data_type=torch.float32)
     got = wrapper.forward(Q[:3], KV, sm_scale=0.3, logits_soft_cap=cap, k_scale=None)
-    right, _ = by_hand(
-        Q[:3], listed(KV[0]), listed(KV[1]), (1, 1, 1), lambda *at: True, cap
-    )
+    right, _ = by_hand(Q[:3], listed(KV[0]), listed(KV[1]), (1, 1, 1), lambda *at: True, cap)
     same(got, right)
 
 
