@@ -141,7 +141,8 @@ class Adapter(ABC):
         Such a class has an adapter of its own, or none. It runs the code of this one in part, and
         so passes the sites of this adapter, with other lists and tables.
         """
-        return targets.path(self.built) in _constructors_above(type(backend))
+        kind: Any = type(backend)
+        return targets.path(self.built) in _constructors_above(kind)
 
     def is_judged(self, settings: Settings, on_cpu: bool) -> bool:
         """True if what this backend hands over is judged here.
@@ -200,7 +201,7 @@ class Adapter(ABC):
 
 
 @cache
-def _constructors_above(kind: type) -> frozenset[str]:
+def _constructors_above(kind: Any) -> frozenset[str]:
     """The constructors of the classes that a class inherits from, as paths."""
     return frozenset(f"{c.__module__}.{c.__qualname__}.__init__" for c in kind.__mro__[1:])
 

@@ -206,11 +206,13 @@ class FlashInfer(ListAdapter):
             why = "in a prefill from pages a sliding layer's lists have a window for each row"
         if not why and (indices is None or indptr is None):
             why = "this release of FlashInfer keeps them elsewhere"
-        if not why and (of.lengths is None or of.lengths.shape[0] < indptr.shape[0] - 1):
+        if indices is None or indptr is None or of.lengths is None:
+            why = why or "it is not known from which lengths they were made"
+        elif not why and of.lengths.shape[0] < indptr.shape[0] - 1:
             why = "it is not known from which lengths they were made"
-        if not why and not (indptr.is_contiguous() and indices.is_contiguous()):
+        elif not why and not (indptr.is_contiguous() and indices.is_contiguous()):
             why = "they are not contiguous"
-        if not why and indptr.device != of.lengths.device:  # type: ignore[union-attr]
+        elif not why and indptr.device != of.lengths.device:
             why = "they are on another device than the lengths"
         if why:
             guard.judged_in_part([backend])

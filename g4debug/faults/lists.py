@@ -117,7 +117,7 @@ def _install(fault: Corruption, injection: Injection) -> None:
 
 def drilled() -> str:
     """The backend on which drills strike: one that hands lists over in every phase."""
-    return next(a.name for a in carrying(ListAdapter) if "draft" in a.phases)
+    return str(next(a.name for a in carrying(ListAdapter) if "draft" in a.phases))
 
 
 def declare(
