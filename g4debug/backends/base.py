@@ -12,6 +12,7 @@ import importlib.util
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from g4debug.backends.handed_over import PageTable
@@ -134,6 +135,15 @@ class Adapter(ABC):
     def install(self, context: Sites, guard: Guarding) -> None:
         """Put hooks at the hand-overs."""
 
+    def is_inherited_by(self, backend: Any) -> bool:
+        """True for an object of a class that inherits from this backend's.
+
+        Such a class has an adapter of its own, or none. It runs the code of this one in part, and
+        so passes the sites of this adapter, with other lists and tables.
+        """
+        kind: Any = type(backend)
+        return targets.path(self.built) in _constructors_above(kind)
+
     def is_judged(self, settings: Settings, on_cpu: bool) -> bool:
         """True if what this backend hands over is judged here.
 
@@ -188,6 +198,12 @@ class Adapter(ABC):
     def swa_state(self, backend: Any) -> str:
         """The backend's fields that show it, for the report."""
         return ""
+
+
+@cache
+def _constructors_above(kind: Any) -> frozenset[str]:
+    """The constructors of the classes that a class inherits from, as paths."""
+    return frozenset(f"{c.__module__}.{c.__qualname__}.__init__" for c in kind.__mro__[1:])
 
 
 class TableAdapter(Adapter):

@@ -87,8 +87,10 @@ RUNS: tuple[Run, ...] = (
     Run("Gemma-4", MHA, SWA_POOL, _SWA, ("torch_native",), _PLAIN, _OLD),
     Run("Gemma-4 without an SWA pool", MHA, ONE_POOL, _MHA, _BOTH, _MTP, _SUITE),
     Run("Gemma-3", MHA, ONE_POOL, _MHA, _BOTH, _PLAIN, _NEW),
+    Run("Gemma-3", MHA, ONE_POOL, _MHA, ("flashinfer",), _PLAIN, _NEW),
     Run("Llama, Qwen3", MHA, NO_WINDOW, _MHA, _BOTH, _PLAIN, _NEW),
     Run("Llama, Qwen3", MHA, NO_WINDOW, _MHA, ("fa3",), _PLAIN, _NEW),
+    Run("Llama, Qwen3", MHA, NO_WINDOW, _MHA, ("flashinfer",), _PLAIN, _NEW),
     Run("Llama, Qwen3", MHA, NO_WINDOW, _MHA, ("torch_native",), _PLAIN, _NEW),
     Run("Llama", MHA, NO_WINDOW, _MHA, ("trtllm_mha",), _OTHER_DRAFTS, _NEW),
     Run("Llama", MHA, NO_WINDOW, _MHA, ("triton",), _OTHER_DRAFTS, _NEW),
@@ -96,7 +98,9 @@ RUNS: tuple[Run, ...] = (
     Run("gpt-oss", SINKS, SWA_POOL, _SWA, ("fa3",), _PLAIN, _NEW),
     Run("DeepSeek", MLA, NO_WINDOW, _MLA, ("triton",), _PLAIN, _NEW),
     Run("DeepSeek", MLA, NO_WINDOW, _MLA, ("fa3",), _PLAIN, _NEW),
+    Run("DeepSeek", MLA, NO_WINDOW, _MLA, ("flashinfer_mla",), _PLAIN, _NEW),
     Run("LFM2", LINEAR, NO_WINDOW, _LINEAR, ("trtllm_mha",), _PLAIN, _NEW),
+    Run("LFM2", LINEAR, NO_WINDOW, _LINEAR, ("flashinfer",), _PLAIN, _NEW),
 )
 
 

@@ -31,6 +31,8 @@ SETTINGS: Final[Mapping[str, str]] = {
     "SGLANG_USE_CPU_ENGINE": "1",  # SGLang's own switch for device=cpu
     "TRITON_INTERPRET": "1",  # Triton's interpreter runs SGLang's Triton kernels
     "SGLANG_FLASHINFER_WORKSPACE_SIZE": str(1 << 20),  # not 512 MB: the stand-ins need none
+    # SGLang asks for FlashInfer's wheel, for CUDA, in whose place the stand-ins are.
+    "SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK": "1",
     "OMP_NUM_THREADS": "1",  # tiny tensors: a second thread costs more than it gives
     "TORCHDYNAMO_DISABLE": "1",  # compiling SGLang's few small functions costs more than they do
     "TOKENIZERS_PARALLELISM": "false",  # SGLang forks after it used the tokenizer

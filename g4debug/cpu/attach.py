@@ -19,6 +19,7 @@ from g4debug.cpu import (
     experts,
     flash_attention,
     flashinfer_init,
+    flashinfer_wrappers,
     grammar_mask,
     kv_copy,
     ngram_tree,
@@ -116,7 +117,49 @@ TABLE: Final[tuple[StandIn, ...]] = (
     *_at(
         flashinfer_init.init_backend,
         "it builds CUDA wrappers that trtllm_mha never uses",
-        {".layers.attention.flashinfer_backend:FlashInferAttnBackend.__init__": ""},
+        {".layers.attention.flashinfer_backend:FlashInferAttnBackend.__init__": "<0.5.23"},
+    ),
+    *_at(
+        flashinfer_init.of_subclasses,
+        "it builds CUDA wrappers that trtllm_mha never uses",
+        {".layers.attention.flashinfer_backend:FlashInferAttnBackend.__init__": ">=0.5.23"},
+        wraps=True,
+    ),
+    *(
+        stand_in
+        for name, wrapper in (
+            ("BatchDecodeWithPagedKVCacheWrapper", "flashinfer_backend"),
+            ("BatchPrefillWithPagedKVCacheWrapper", "flashinfer_backend"),
+            ("BatchPrefillWithRaggedKVCacheWrapper", "flashinfer_backend"),
+            ("BatchPrefillWithRaggedKVCacheWrapper", "flashinfer_mla_backend"),
+            ("BatchMLAPagedAttentionWrapper", "flashinfer_mla_backend"),
+        )
+        for stand_in in _at(
+            getattr(flashinfer_wrappers, name),
+            "the attention kernels are CUDA only",
+            {f".layers.attention.{wrapper}:{name}": ">=0.5.23"},
+            created=True,
+        )
+    ),
+    *_at(
+        flashinfer_wrappers.merge,
+        "the kernel that merges is CUDA only",
+        {".layers.attention.flashinfer_backend:_safe_merge_state": ">=0.5.23"},
+        created=True,
+    ),
+    *_at(
+        flashinfer_wrappers.no_fast_plan,
+        "SGLang compares a wrapper's plan with it",
+        {".layers.attention.flashinfer_backend:fast_decode_plan": ">=0.5.23"},
+        created=True,
+    ),
+    *_at(
+        flashinfer_wrappers.TORCH,
+        "the backend names the device cuda, and pins memory",
+        {
+            f".layers.attention.{module}:torch": ">=0.5.23"
+            for module in ("flashinfer_backend", "flashinfer_mla_backend")
+        },
     ),
     *_at(
         flashinfer_init.FLASHINFER,

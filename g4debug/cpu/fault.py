@@ -58,7 +58,14 @@ STAND_IN_TEXT: Final = (
 _FORWARD: Final = ("sglang.srt.model_executor.model_runner", "forward")
 _DEVICE_MODULES: Final = frozenset(
     f"g4debug.cpu.{name}"
-    for name in ("paged_attention", "token_attention", "pages_only", "page_kernels", "short_conv")
+    for name in (
+        "paged_attention",
+        "token_attention",
+        "flashinfer_wrappers",
+        "pages_only",
+        "page_kernels",
+        "short_conv",
+    )
 )
 _HOST_MODULES: Final = frozenset(
     {

@@ -3,10 +3,15 @@
 `TRTLLMHAAttnBackend` inherits from SGLang's FlashInfer backend. The constructor of that backend
 builds CUDA wrappers and workspaces that trtllm_mha never uses. The stand-in only sets the
 attributes that the subclass (of 0.5.12 to 0.5.23) reads from its parent. It computes nothing.
+
+From 0.5.23 on the CPU engine runs SGLang's FlashInfer backend itself, too, with SGLang's own
+constructor and the wrappers of `flashinfer_wrappers`.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -52,6 +57,17 @@ def init_backend(
         self.kv_index_translator = model_runner.kv_index_translator
     if hasattr(self.token_to_kv_pool, "get_kv_cache_quant_method"):
         self.kv_cache_quant_method = self.token_to_kv_pool.get_kv_cache_quant_method()
+
+
+def of_subclasses(own: Callable[..., None]) -> Callable[..., None]:
+    """In place of the constructor: SGLang's own for that class, and else :func:`init_backend`."""
+
+    @functools.wraps(own)
+    def init(self: Any, *args: Any, **options: Any) -> None:
+        is_its_own = type(self).__name__ == "FlashInferAttnBackend"
+        (own if is_its_own else init_backend)(self, *args, **options)
+
+    return init
 
 
 def no_counter_buffer(device: torch.device, num_q_heads: int, max_batch_size: int) -> torch.Tensor:

@@ -61,7 +61,7 @@ def decode_attention_fwd(
     bounds, group = kv_indptr.tolist(), q.shape[1] // k_buffer.shape[1]
     for b in range(q.shape[0]):
         o[b].zero_()
-        slots = _slots("decode_attention_fwd", kv_indices, bounds, b, k_buffer)
+        slots = slots_of("decode_attention_fwd", kv_indices, bounds, b, k_buffer)
         if slots is None or not len(slots):
             continue
         out = _attend(
@@ -106,7 +106,7 @@ def extend_attention_fwd(
         if end <= first:
             continue
         o_extend[first:end].zero_()
-        slots = _slots("extend_attention_fwd", kv_indices, bounds, b, k_buffer)
+        slots = slots_of("extend_attention_fwd", kv_indices, bounds, b, k_buffer)
         if slots is None:
             continue
         prefix, queries = len(slots), end - first
@@ -145,7 +145,7 @@ def _refuse(kernel: str, options: dict[str, object], **named: object) -> None:
     refuse(kernel, {**given, **named})
 
 
-def _slots(
+def slots_of(
     kernel: str, indices: torch.Tensor | None, bounds: list[int], row: int, buffer: torch.Tensor
 ) -> torch.Tensor | None:
     """The rows of the buffer that a row reads; None after a device fault."""

@@ -53,6 +53,8 @@ def _watch(injection: Injection, adapter: Adapter, act: Callable[[Made], None]) 
     drafts: set[int] = set()
 
     def made(backend: Any, mode: str, decode: bool, live: list[int], *rest: Any) -> None:
+        if adapter.is_inherited_by(backend):
+            return
         runner = "draft" if id(backend) in drafts else "target"
         act(Made(adapter, backend, runner, mode, decode, live, *rest))
 

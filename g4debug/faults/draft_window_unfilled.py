@@ -14,8 +14,8 @@ list of each draft.
 
 from __future__ import annotations
 
-from g4debug.backends import carrying, names
 from g4debug.backends.base import ListAdapter
+from g4debug.faults import lists
 from g4debug.faults._metadata import Made, watch
 from g4debug.faults.base import Fault, Injection
 
@@ -25,8 +25,8 @@ def install(injection: Injection) -> None:
     def act(made: Made) -> None:
         if made.runner != "draft" or not made.decode or made.mode == "capture":
             return
-        lists = made.adapter.all_lists(made.backend, made.static)
-        tokens, _ = lists.get("window", (None, None))
+        found = made.adapter.all_lists(made.backend, made.static)
+        tokens, _ = found.get("window", (None, None))
         if tokens is not None and len(tokens) and injection.fire(mode=made.mode):
             tokens.zero_()
             injection.log(
@@ -36,12 +36,12 @@ def install(injection: Injection) -> None:
 
 FAULT = Fault(
     id="draft-window-unfilled",
-    title=f"on {names(carrying(ListAdapter))}, the draft's sliding layers get a list of tokens "
+    title=f"on {lists.drilled()}, the draft's sliding layers get a list of tokens "
     "that nobody has filled in",
     tasks={"on": "leave the list of the draft's sliding layers as it was made"},
     caught_by=("page-table",),
     asks=("a draft", "a SWA pool"),
     selectors=("mode",),
     drills=("on",),
-    backend=carrying(ListAdapter)[0].name,
+    backend=lists.drilled(),
 )

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 Places = tuple[tuple[str, str | None], ...]
 _MHA = "layers.attention.trtllm_mha_backend.TRTLLMHAAttnBackend"
+_FLASHINFER = "layers.attention.flashinfer_backend.FlashInferAttnBackend"
+_FLASHINFER_MLA = "layers.attention.flashinfer_mla_backend.FlashInferMLAAttnBackend"
 _FA = "layers.attention.flashattention_backend"
 _NATIVE = "layers.attention.torch_native_backend.TorchNativeAttnBackend"
 _HYBRID = "layers.attention.hybrid_attn_backend.HybridAttnBackend"
@@ -131,6 +133,12 @@ _PLACES: dict[str, str | Places] = {
     "attn.triton.extend_blocks": _until(
         "0.5.13", f"{_TRITON_OPS}.extend_attention._get_block_sizes_for_extend_attention"
     ),
+    **_backend("flashinfer", _FLASHINFER),
+    "attn.flashinfer.extend": f"{_FLASHINFER}.forward_extend",
+    "attn.flashinfer.decode": f"{_FLASHINFER}.forward_decode",
+    **_backend("flashinfer_mla", _FLASHINFER_MLA),
+    "attn.flashinfer_mla.extend": f"{_FLASHINFER_MLA}.forward_extend",
+    "attn.flashinfer_mla.decode": f"{_FLASHINFER_MLA}.forward_decode",
     **_backend("fa3", f"{_FA}.FlashAttentionBackend"),
     "attn.fa3.extend": f"{_FA}.FlashAttentionBackend.forward_extend",
     "attn.fa3.decode": f"{_FA}.FlashAttentionBackend.forward_decode",

@@ -19,7 +19,11 @@ KNOW_THEM = (
     "g4debug/backends/", "g4debug/hooking/targets.py", "g4debug/cpu/",
     "g4debug/combinations/run.py",
 )  # fmt: skip
-PACKAGES = ("g4debug/trapping/describe.py", "triton")  # the compiler, in a list of packages
+# Packages of these names in lists of packages: the compiler, and the library of kernels.
+PACKAGES = {
+    "g4debug/trapping/describe.py": "triton",
+    "g4debug/tracers/flight_recorder/device_asserts.py": "flashinfer",
+}
 
 
 def names() -> dict[str, str]:
@@ -66,8 +70,8 @@ def files() -> list[tuple[str, str]]:
 
 def test_only_its_adapter_names_a_backend() -> None:
     found = {name: named(text) for name, text in files()}
-    path, package = PACKAGES
-    found[path] -= {package}
+    for path, package in PACKAGES.items():
+        found[path] -= {package}
     wrong = {
         name: sorted(said)
         for name, said in found.items()

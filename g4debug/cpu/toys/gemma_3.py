@@ -43,4 +43,5 @@ TOY = drawn(
     },
     ends(tied=True, mean=0.0)
     | {n: d for i in range(LAYERS) for n, d in layer(f"model.layers.{i}").items()},
+    backends=("trtllm_mha", "triton", "flashinfer"),
 )

@@ -54,7 +54,7 @@ TOY = drawn(
     },
     weights(),
     pool="hybrid-linear",
-    backends=("trtllm_mha",),
+    backends=("trtllm_mha", "flashinfer"),
     # On a CPU SGLang caches states only with pages of one token, which trtllm_mha does not take.
     arguments={"disable_radix_cache": True},
 )

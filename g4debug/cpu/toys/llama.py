@@ -25,5 +25,5 @@ TOY = drawn(
     "Llama: full attention in every layer",
     {**CONFIG, "architectures": ["LlamaForCausalLM"], "num_hidden_layers": LAYERS},
     ends() | {n: d for i in range(LAYERS) for n, d in layer(f"model.layers.{i}").items()},
-    backends=("trtllm_mha", "triton", "torch_native", "fa3"),
+    backends=("trtllm_mha", "triton", "torch_native", "fa3", "flashinfer"),
 )

@@ -27,5 +27,5 @@ TOY = drawn(
         "attention_bias": False,
     },
     ends() | {n: d for i in range(LAYERS) for n, d in layer(f"model.layers.{i}").items()},
-    backends=("trtllm_mha", "triton", "torch_native", "fa3"),
+    backends=("trtllm_mha", "triton", "torch_native", "fa3", "flashinfer"),
 )

@@ -82,8 +82,9 @@ class PageTableTracer(DeviceCheck[CheckedTable, Cell]):
     def after_built(self, adapter: Adapter) -> Callable[..., Any]:
         """The hook at the site at which the backends of an adapter are built."""
 
-        def after_backend_init(result: Any, *args: Any, **kwargs: Any) -> Any:
-            self.after_backend_init(adapter, *args, **kwargs)
+        def after_backend_init(result: Any, backend: Any, *args: Any, **kwargs: Any) -> Any:
+            if not adapter.is_inherited_by(backend):
+                self.after_backend_init(adapter, backend, *args, **kwargs)
             return result
 
         return after_backend_init
