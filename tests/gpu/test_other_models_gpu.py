@@ -26,6 +26,10 @@ CASES = {
     "fa3: write twice": ("LLAMA", WRITE, ("kv-writes",)),
     "triton: list of tokens": ("LLAMA_TRITON", "token-oob=1*on@mode=replay", ("page-table",)),
     "triton: write twice": ("LLAMA_TRITON", WRITE, ("kv-writes",)),
+    "flashinfer: list": ("LLAMA_FLASHINFER", "token-oob=1*on@mode=replay", ("page-table",)),
+    "flashinfer: another's token": (
+        "LLAMA_FLASHINFER", "token-alias=1*on@mode=extend", ("page-table",),
+    ),
     "Qwen3: page table": ("QWEN3", TABLE, ("page-table",)),
     "gpt-oss: page table": ("GPT_OSS", TABLE, ("page-table",)),
     "gpt-oss: mapping": (
