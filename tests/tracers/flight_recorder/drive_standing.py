@@ -146,26 +146,6 @@ async def never_sent(client):
     )
 
 
-@scenario(pp_size=2, disable_overlap_schedule=True, chunked_prefill_size=64, **SWA)
-async def staged(client):
-    """Two pipeline ranks under load, idle, and under load again."""
-    for wave in range(2):
-        asked = [
-            client.ask(f"{wave}-{n}", tokens(60 + 40 * n), 20 + 10 * n, seconds=300,
-                       ignore_eos=True)
-            for n in range(8)
-        ]  # fmt: skip
-        await asyncio.gather(*asked)
-        await asyncio.sleep(client.seconds)
-
-
-@scenario(pp_size=2, disable_overlap_schedule=True, disable_radix_cache=True,
-          chunked_prefill_size=512, **SWA)  # fmt: skip
-async def staged_and_parked(client):
-    """sglang #36458, with pipeline ranks."""
-    await client.ask("long", tokens(1600))
-
-
 def main():
     import sglang
 

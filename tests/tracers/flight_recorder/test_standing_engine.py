@@ -98,19 +98,3 @@ def test_a_decode_server_that_never_has_room_is_told_with_the_reason(tmp_path):
     assert "SWA pool: needs 1600 to receive 100 tokens" in record.finding.got
     assert "it may generate (1500), has 768; 768 are free" in record.finding.got
     assert "A deadlock. No step can free enough: the SWA pool has 768" in record.finding.cause
-
-
-@pytest.mark.skipif(not targets.matches(">=0.5.23"), reason="it was run on 0.5.23 only")
-def test_healthy_pipeline_ranks_are_not_told(tmp_path):
-    run = drive(tmp_path, DRIVER, "staged", str(2 * HANG), **ALONE, G4DEBUG_STARVED_STEPS="150")
-    assert set(run.result.values()) == {"served"}
-    assert run.dumps == []
-
-
-@pytest.mark.skipif(not targets.matches(">=0.5.23"), reason="it was run on 0.5.23 only")
-def test_pipeline_ranks_that_stand_are_told_with_the_reason(tmp_path):
-    """sglang #36458, on both ranks."""
-    run = drive(tmp_path, DRIVER, "staged_and_parked", "20", **ALONE)
-    assert run.result == {"long": "stands"}
-    assert {r.finding.kind for r in run.dumps} == {"hang"}
-    assert {r.finding.location.request for r in run.dumps} == {"long"}

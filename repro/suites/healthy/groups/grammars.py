@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -93,36 +92,10 @@ async def free_text(client: Client) -> None:
     client.note("text prompts", len(found))
 
 
-@workload(
-    "a grammar that takes long",
-    "a schema of 2,500 fields, compiled for longer than `G4DEBUG_HANG_SECONDS`, which is 2 here: "
-    "at first beside another request, then beside none",
-    compare=False,
-)
-async def slow_grammar(client: Client) -> None:
-    fields = {f"field-{n}": {"type": "string", "maxLength": 20} for n in range(2500)}
-    schema = {"type": "object", "properties": fields, "required": list(fields)}
-    wanted = {"json_schema": json.dumps(schema), "ignore_eos": False}
-    late = client.start(client.prompt(50), 20, sampling=wanted)
-    await client.generate(client.prompt(100), 20)
-    alone = time.monotonic()
-    found = await late
-    require(finish(found) == "length", f"the answer ended by {finish(found)}")
-    client.note("seconds in which nobody else was there", round(time.monotonic() - alone), 3)
-
-
 WORKLOADS = (json_schema, regular_expression, free_text)
 GRAMMAR = {"grammar_backend": "xgrammar"}
 
 GROUPS = (
     with_mtp("grammar", "grammars, MTP", WORKLOADS, GRAMMAR, prepare=byte_tokenizer),
     without_mtp("grammar-plain", "grammars, no MTP", WORKLOADS, GRAMMAR, prepare=byte_tokenizer),
-    without_mtp(
-        "grammar-slow",
-        "a grammar that is compiled for long, no MTP",
-        (slow_grammar,),
-        GRAMMAR,
-        environ={"G4DEBUG_HANG_SECONDS": "2"},
-        prepare=byte_tokenizer,
-    ),
 )
