@@ -21,7 +21,9 @@ pytestmark = pytest.mark.written_for("yoco-fast-prefill")
 def model(_sglang_imported):
     from g4debug.cpu.models import tiny_models
 
-    with served(tiny_models()[0], disable_overlap_schedule=True, attention_backend="triton") as made:
+    with served(
+        tiny_models()[0], disable_overlap_schedule=True, attention_backend="triton"
+    ) as made:
         yield made
 
 
