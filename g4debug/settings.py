@@ -216,8 +216,8 @@ class Settings:
     yoco_eager_rows: int = _setting(
         "G4DEBUG_YOCO_EAGER_ROWS",
         _number(0, 1_000_000),
-        "yoco-fast-prefill takes the place of a piecewise CUDA graph where it saves at least so "
-        "many rows; 0: never",
+        "yoco-fast-prefill takes the place of a CUDA graph of a prefill where it saves at "
+        "least so many rows; 0: never",
         2048,  # benchmarks/results/yoco_sweep_E2B_h200.csv: as fast at 2048, twice as fast at 4096
     )
     mm_encoder_percent: int = _setting(
