@@ -8,7 +8,8 @@ nobody.
 
 Known are the trees that SGLang has in Python (``RadixCache``, ``SWARadixCache``,
 ``UnifiedRadixCache``), and the one in Rust behind the last, which lists its slots itself.
-Everything here but :func:`path` and :func:`sizes` waits for the device.
+Everything here but :func:`path` waits for the device. SGLang's own figures of the cache's size are
+in :mod:`g4debug.hooking.cache_sizes`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from g4debug.hooking.cache_sizes import Sizes as Sizes
+from g4debug.hooking.cache_sizes import core, is_native, root
+from g4debug.hooking.cache_sizes import innermost as innermost
+from g4debug.hooking.cache_sizes import sizes as sizes
 from g4debug.ledger.books import Pages, on_host
 from g4debug.ledger.holders import NODES
 
@@ -38,14 +43,6 @@ class Cached:
     full: Pages
     alive: Pages
     swa_tokens: int
-
-
-class Sizes(NamedTuple):
-    """How many tokens of a pool the prefix cache says that it has: those that it may evict, and
-    those that somebody has locked."""
-
-    evictable: int
-    protected: int
 
 
 class Unlocked(NamedTuple):
@@ -69,34 +66,12 @@ class PathNode(NamedTuple):
     slots: int
 
 
-def innermost(tree: Any) -> Any:
-    """The prefix cache itself: a StreamingSession may be wrapped around it."""
-    return getattr(tree, "inner", tree)
-
-
-def _core(tree: Any) -> Any:
-    return getattr(tree, "tree_core", tree)
-
-
-def root(tree: Any) -> Any:
-    """The root of a tree in Python; None where there is no tree, or it is not in Python."""
-    try:
-        return getattr(_core(tree), "root_node", None)
-    except NotImplementedError:  # the tree in Rust
-        return None
-
-
-def is_native(tree: Any) -> bool:
-    """True if the tree is not in Python: it lists its slots, and shows no nodes."""
-    return hasattr(tree, "tree_core") and root(tree) is None
-
-
 def read(tree: Any) -> Generator[None, None, Cached]:
     """Read all nodes, with a pause after every ``NODES`` of them. A chunk cache has none."""
     if is_native(tree):
         full = on_host(tree.all_values_flatten())
         yield
-        alive = on_host(_core(tree).walk_for_kv_canary(False, True).slot_indices)
+        alive = on_host(core(tree).walk_for_kv_canary(False, True).slot_indices)
         return Cached(full, alive, len(alive))
     top = root(tree)
     values: list[torch.Tensor] = []
@@ -141,26 +116,12 @@ def swa_tokens_of(node: Any) -> int:
     return len(node.value)
 
 
-def sizes(tree: Any, pool: str, hybrid: bool) -> Sizes | None:
-    """The tree's own count of its size in a pool; None if it is no tree. Does not wait.
-
-    pool: "full" or "swa". hybrid: there are both.
-    """
-    if not is_native(tree) and root(tree) is None:
-        return None
-    prefix = f"{pool}_" if hybrid else ""
-    return Sizes(
-        int(getattr(tree, f"{prefix}evictable_size")()),
-        int(getattr(tree, f"{prefix}protected_size")()),
-    )
-
-
 def locked(tree: Any, pool: str) -> Pages:
     """The full slots of the nodes that are locked in a pool. On an idle server that is nobody's."""
     if is_native(tree):
-        core, swa = _core(tree), pool == "swa"
-        every = on_host(core.walk_for_kv_canary(False, swa).slot_indices)
-        return np.setdiff1d(every, on_host(core.walk_for_kv_canary(True, swa).slot_indices))
+        native, swa = core(tree), pool == "swa"
+        every = on_host(native.walk_for_kv_canary(False, swa).slot_indices)
+        return np.setdiff1d(every, on_host(native.walk_for_kv_canary(True, swa).slot_indices))
     values = [value_of(node) for node in nodes(tree) if _is_locked(node, pool)]
     values = [value for value in values if value is not None and len(value)]
     return on_host(torch.cat(values)) if values else _NONE
@@ -189,11 +150,11 @@ def path(tree: Any, node: Any) -> list[PathNode]:
     node: a node, or its id where SGLang gives out ids. Does not wait.
     """
     if isinstance(node, int):
-        core = _core(tree)
+        native = core(tree)
         if is_native(tree):
-            if not hasattr(core, "collect_path_info"):
+            if not hasattr(native, "collect_path_info"):
                 return []
-            (infos,) = core.collect_path_info((node,))
+            (infos,) = native.collect_path_info((node,))
             return [
                 PathNode(
                     i.node_id, i.path_start, i.path_end,
@@ -201,7 +162,7 @@ def path(tree: Any, node: Any) -> list[PathNode]:
                 )
                 for i in infos
             ]  # fmt: skip
-        node = core.node_by_id(node)
+        node = native.node_by_id(node)
     found: list[Any] = []
     while node is not None and node.parent is not None:
         found.append(node)
@@ -220,7 +181,7 @@ def end(tree: Any, node: Any) -> int | None:
 
     node: as of :func:`path`.
     """
-    if isinstance(node, int) and is_native(tree) and not hasattr(_core(tree), "collect_path_info"):
+    if isinstance(node, int) and is_native(tree) and not hasattr(core(tree), "collect_path_info"):
         return None
     nodes = path(tree, node)
     return nodes[-1].end if nodes else 0
@@ -245,7 +206,7 @@ def unlocked_above(tree: Any, node: Any) -> Unlocked:
             exact=False,
         )
     if isinstance(node, int):
-        node = _core(tree).node_by_id(node)
+        node = core(tree).node_by_id(node)
     full = swa = covered = 0
     while node is not None and node.parent is not None:
         value = value_of(node)

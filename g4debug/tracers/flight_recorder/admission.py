@@ -12,11 +12,13 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from g4debug.hooking import req_kv
-from g4debug.ledger import cache_tree
 from g4debug.tracers.flight_recorder.work import Place, Work
+
+if TYPE_CHECKING:
+    from g4debug.ledger import cache_tree
 
 FULL, SWA, ROWS, NOT_KNOWN = "full", "swa", "rows", ""
 NAMES = {FULL: "full pool", SWA: "SWA pool"}
@@ -147,6 +149,9 @@ def _of_queued(scheduler: Any, request: Any, left: _Left) -> Refusal:
     paged = -(-extend // left.page) * left.page
     overhead = getattr(adder, "per_req_token_overhead", left.page)
     at_once = bool(request.sampling_params.ignore_eos and getattr(tree, "disable", True))
+    # Only for a request that waits for long: a server that is watched needs nothing of the ledger.
+    from g4debug.ledger import cache_tree
+
     locks = cache_tree.unlocked_above(tree, getattr(request, "last_node", None))
     if at_once:
         old = not hasattr(adder, "per_req_token_overhead")
