@@ -39,6 +39,11 @@ def main() -> int:
         help="run only this fault; may be given several times. No table is written then, unless "
         "--out is given",
     )
+    parser.add_argument(
+        "--watch",
+        action="store_true",
+        help="run each fault a third time, with SGLANG_TRTLLM_MHA_DEBUG=watch: one column more",
+    )
     parser.number("--jobs", "how many faults run at the same time", 2)
     parser.out("where the table is written (default: docs/matrix-RELEASE.md, or -MODEL.md)")
     parser.results(
@@ -75,7 +80,9 @@ def main() -> int:
         def drilled(it: Drill) -> Row:
             on = clean[it.fault.backend, it.mtp]
             name = row_of(it.fault, it.chain, on).name
-            return kept(Row, name, folder, partial(run_drill, it.fault, it.chain, on, folder))
+            return kept(
+                Row, name, folder, partial(run_drill, it.fault, it.chain, on, folder, args.watch)
+            )
 
         with ThreadPoolExecutor(args.jobs) as pool:
             for row in pool.map(drilled, todo):
