@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from g4debug.findings.kinds import KINDS
 from g4debug.findings.record import Finding, Location
 from g4debug.findings.steps import pool_sizes
-from g4debug.hooking import cache_sizes
+from g4debug.hooking import prefix_tree
 from g4debug.hooking.resolved import server_argument
 from g4debug.tracers.base import Context, Tracer
 from g4debug.tracers.pool_leak.servers import has_sessions, unusable
@@ -125,11 +125,11 @@ class IdleCounts:
 
 def counts(scheduler: Any) -> tuple[Count, ...]:
     """What SGLang says of each pool, and of the rows of ``req_to_token``. Waits for no device."""
-    tree, page = cache_sizes.innermost(scheduler.tree_cache), int(scheduler.page_size)
+    tree, page = prefix_tree.innermost(scheduler.tree_cache), int(scheduler.page_size)
     pools = pool_sizes(scheduler)
     found = []
     for name, tokens, free in pools:
-        sizes = cache_sizes.sizes(tree, name, len(pools) > 1) or cache_sizes.Sizes(0, 0)
+        sizes = prefix_tree.sizes(tree, name, len(pools) > 1) or prefix_tree.Sizes(0, 0)
         found.append(Count(name, tokens // page * page, free, *sizes))
     rows = scheduler.req_to_token_pool
     return (*found, Count(ROWS, int(rows.size), len(rows.free_slots), 0, 0))
