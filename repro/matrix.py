@@ -4,6 +4,8 @@ Each fault runs twice on the CPU engine. The run without tracers shows what a us
 The other run has every tracer in ``log`` mode, which changes nothing in SGLang, so that each tracer
 can find the fault on its own. All fixes are off: this is SGLang as released.
 
+With --watch each runs a third time, on a server with ``SGLANG_TRTLLM_MHA_DEBUG=watch``.
+
 The exit code is 0 if every fault is caught by each tracer that it names, nothing is found where
 nothing is wrong, and a run without faults gives the same tokens with and without tracers. It is 1
 if not, and 2 for wrong arguments.
