@@ -39,10 +39,11 @@ overlap scheduling it refuses: there those guards compare with a copy that a hoo
 as long as the context.
 
 --variants names others than the four: single tracers (page-table-alone ...), which tells them
-apart; one more tracer over the five (kv-writes, ranks); the five with all values that
-spec-lifecycle follows (spec-values), and prefix-cache over these; SGLang's own checks, from 0.5.23
-on (page-invariants, strict), servers without FROZEN_KV_MTP (no-mtp, armed-no-mtp, kv-canary),
-because SGLang's --kv-canary does not run with it, and servers with everything on triton (triton,
+apart; SGLANG_TRTLLM_MHA_DEBUG=watch (watch), and a second server like off (off-again); one more
+tracer over the five (kv-writes, ranks); the five with all values that spec-lifecycle follows
+(spec-values), and prefix-cache over these; SGLang's own checks, from 0.5.23 on (page-invariants,
+strict), servers without FROZEN_KV_MTP (no-mtp, armed-no-mtp, watch-no-mtp, kv-canary), because
+SGLang's --kv-canary does not run with it, and servers with everything on triton (triton,
 armed-triton).
 
 --tp gives each server so many tensor-parallel ranks, each on a GPU of its own. --model E4B-32k is
@@ -70,7 +71,9 @@ from served import gate
 # variant -> what it is compared with, and its name in the table
 COMPARED = {
     "recorder": ("off", "flight recorder alone"),
+    "watch": ("off", "`watch`"),
     "armed": ("off", "five tracers armed"),
+    "off-again": ("off", "debugging off, another server"),
     "kv-integrity": ("armed", "`kv-integrity`, over the five"),
     **{f"{t}-alone": ("off", f"`{t}` alone") for t in ALONE},
     "kv-writes": ("armed", "`kv-writes`, over the five"),
@@ -80,6 +83,7 @@ COMPARED = {
     "page-invariants": ("off", "SGLang's `SGLANG_CHECK_KV_PAGE_INVARIANTS=1`"),
     "strict": ("off", "SGLang's `SGLANG_INVARIANT_CHECK` at its strictest"),
     "armed-no-mtp": ("no-mtp", "five tracers armed, without MTP"),
+    "watch-no-mtp": ("no-mtp", "`watch`, without MTP"),
     "kv-canary": ("no-mtp", "SGLang's `--kv-canary raise`, without MTP"),
     "tape": ("no-tape", "the tape, over the flight recorder alone"),
     "armed-triton": ("triton", "five tracers armed, on triton"),

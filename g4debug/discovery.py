@@ -50,6 +50,36 @@ def module_name(noun: Noun, name: str) -> str:
     return _modules(noun)[name]
 
 
+@cache
+def watching() -> tuple[str, ...]:
+    """The tracers of which a part is armed by ``SGLANG_TRTLLM_MHA_DEBUG=watch``, sorted.
+
+    They are those with a module ``watch.py`` beside their ``tracer.py``.
+    """
+    return tuple(name for name in names("tracer") if _watch(name) is not None)
+
+
+def load_watch(name: str) -> Any:
+    """The declaration ``WATCH`` of the part of a tracer that ``watch`` arms: a ``Tracer``.
+
+    Raises KeyError if the tracer has no such part, and ValueError if the ids differ.
+    """
+    dotted = _watch(name)
+    if dotted is None:
+        raise KeyError(f"tracer {name} has no watch.py; those with one: {', '.join(watching())}")
+    item = importlib.import_module(dotted).WATCH
+    if item.id != name:
+        raise ValueError(f"{dotted}: id is {item.id!r}, expected {name!r} (its name)")
+    return item
+
+
+def _watch(name: str) -> str | None:
+    """Dotted name of a tracer's ``watch.py``; imports only the folder that it may be in."""
+    folder = module_name("tracer", name).rpartition(".")[0]
+    found = [m.name for m in pkgutil.iter_modules(importlib.import_module(folder).__path__)]
+    return f"{folder}.watch" if "watch" in found else None
+
+
 def load(noun: Noun, name: str) -> Any:
     """The declaration of an item: the module's ``TRACER``, ``FAULT``, ``FIX``, ``TOY``, ``DRAFT``.
 

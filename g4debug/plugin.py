@@ -21,7 +21,7 @@ from g4debug.dumps import launch
 from g4debug.faults.grammar import GrammarError, Plan, parse
 from g4debug.findings import names
 from g4debug.hooking import roles
-from g4debug.settings import Settings, SettingsError
+from g4debug.settings import WATCH, Settings, SettingsError
 
 if TYPE_CHECKING:
     from g4debug.findings.peer_ranks import PeerRanks
@@ -116,6 +116,8 @@ def _register(settings: Settings, plan: Plan) -> None:
         cpu_engine = on_cpu(settings)
         gpu = "" if cpu_engine else kind_of_gpu()
         not_run = refuse_if_not_run(settings, tracers, cpu_engine, gpu)
+        if settings.watch and not_run and not settings.takes_the_risk:
+            settings = replace(settings, mode="log")  # what was never run changes nothing
     hooks = Hooks()
     part = roles.Role()
     recorder = Recorder(settings.steps)
@@ -170,6 +172,8 @@ def _register(settings: Settings, plan: Plan) -> None:
 def chosen(settings: Settings) -> list[Tracer]:
     """The tracers that the settings arm. An opt-in tracer is armed only if it is named, and so is a
     young one where it was not run."""
+    if settings.watch:
+        return [discovery.load_watch(name) for name in settings.tracers]
     loaded = [discovery.load("tracer", name) for name in settings.tracers]
     if settings.trace:
         return loaded
@@ -220,11 +224,13 @@ def refuse_if_not_run(
 
     Raises SettingsError if there are such, and their findings would do more than be reported. A
     false finding would stop a healthy server, which is worse than the bugs that are looked for.
+    With ``watch`` nothing is refused: it only reports there.
     """
     from g4debug.hooking import targets
 
     not_run = targets.not_run((tracer.id for tracer in tracers), cpu_engine, gpu)
-    if not not_run or only_reports(settings, tracers) or settings.not_run_on_this_release:
+    harmless = only_reports(settings, tracers) or settings.not_run_on_this_release or settings.watch
+    if not not_run or harmless:
         return not_run
     release = targets.sglang_version() or "of an unknown version"
     where = "on the CPU engine" if cpu_engine else "on a GPU"
@@ -335,7 +341,9 @@ def _tell(
         "mode": settings.mode,
         "dumps": str(settings.debug_dir),
         "faults": settings.faults,
+        "arms": WATCH if settings.watch else "",
     }
+    recorder.status.watch = settings.watch
     teller = StatusPublisher(recorder.status, about)
 
     def attach(result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
@@ -425,9 +433,10 @@ def start_up_line(settings: Settings, hooks: Hooks, state: InForce, fixed: str) 
     fixed: what ``g4debug.fixes.base.summary`` says.
     """
     armed = ", ".join(state.tracers) or "none"
+    mode = f"{WATCH}, {settings.mode}" if settings.watch else settings.mode
     new = f"never run on this SGLang or GPU: {', '.join(state.not_run)}; " if state.not_run else ""
     return (
-        f"g4debug {__version__} [{state.role.name}] armed: {armed} ({settings.mode}); {new}"
+        f"g4debug {__version__} [{state.role.name}] armed: {armed} ({mode}); {new}"
         f"fixes: {fixed}; "
         f"faults: {settings.faults or 'none'}; {len(hooks.sites)} sites hooked; "
         f"dumps: {settings.debug_dir}"

@@ -35,6 +35,7 @@ MODES = ("raise", "contain", "log")
 FIX_MODES = ("none", "needed", "all")
 CORES = ("autopsy", "keep", "off")
 FIX_PREFIX = "G4DEBUG_FIX_"
+WATCH = "watch"
 
 _TRUE = ("1", "on", "true", "yes")
 _FALSE = ("0", "off", "false", "no")
@@ -55,6 +56,17 @@ def _flag(text: str, name: str) -> bool:
     if lowered in _FALSE:
         return False
     raise SettingsError(f"{name}={text!r}: expected 1 or 0 (on/off, true/false, yes/no)")
+
+
+def _debug(text: str, name: str) -> bool | str:
+    if text.strip().lower() == WATCH:
+        return WATCH
+    try:
+        return _flag(text, name)
+    except SettingsError:
+        raise SettingsError(
+            f"{name}={text!r}: expected 1 or 0 (on/off, true/false, yes/no), or {WATCH}"
+        ) from None
 
 
 def _path(text: str, name: str) -> Path:
@@ -124,8 +136,13 @@ def _setting(env: str, parse: Callable[[str, str], Any], help: str, default: Any
 class Settings:
     """The settings from the environment. ``help`` texts are the table of docs/environment.md."""
 
-    debug: bool = _setting(
-        "SGLANG_TRTLLM_MHA_DEBUG", _flag, "1 arms every tracer that is not opt-in", False
+    debug: bool | str = _setting(
+        "SGLANG_TRTLLM_MHA_DEBUG",
+        _debug,
+        "1 arms every tracer that is not opt-in; watch arms only what may stay on for ever: the "
+        "flight recorder with its tape, black box and hang watch, range checks of page tables and "
+        "lists, and the pools' counts at idle. With watch, no finding stops the server",
+        False,
     )
     debug_dir: Path = _setting(  # noqa: RUF009 - a Path is immutable
         "SGLANG_TRTLLM_MHA_DEBUG_DIR", _path, "the folder that dumps go to", DEFAULT_DUMP_DIR
@@ -137,7 +154,8 @@ class Settings:
         "G4DEBUG_MODE",
         _mode,
         "raise: stop the server with the finding; contain: report it, hand the kernel a safe page "
-        "table, and go on; log: only report it",
+        "table, and go on; log: only report it. With SGLANG_TRTLLM_MHA_DEBUG=watch it is contain, "
+        "or log, and never raise",
         "raise",
     )
     not_run_on_this_release: bool = _setting(
@@ -216,8 +234,8 @@ class Settings:
     yoco_eager_rows: int = _setting(
         "G4DEBUG_YOCO_EAGER_ROWS",
         _number(0, 1_000_000),
-        "yoco-fast-prefill takes the place of a piecewise CUDA graph where it saves at least so "
-        "many rows; 0: never",
+        "yoco-fast-prefill takes the place of a CUDA graph of a prefill where it saves at "
+        "least so many rows; 0: never",
         2048,  # benchmarks/results/yoco_sweep_E2B_h200.csv: as fast at 2048, twice as fast at 4096
     )
     mm_encoder_percent: int = _setting(
@@ -237,10 +255,17 @@ class Settings:
     forced_by: Mapping[str, str] = field(default_factory=dict)  # id -> the variable that did it
 
     @property
+    def watch(self) -> bool:
+        """True for ``SGLANG_TRTLLM_MHA_DEBUG=watch``: each tracer does only what costs nothing."""
+        return self.debug == WATCH
+
+    @property
     def tracers(self) -> tuple[str, ...]:
         """The names of the tracers to arm (opt-in tracers are left out later, by the plugin)."""
         if self.trace:
             return self.trace
+        if self.watch:
+            return discovery.watching()
         return discovery.names("tracer") if self.debug else ()
 
     @property
@@ -288,7 +313,26 @@ class Settings:
                 raise SettingsError(
                     f"{name}: unknown variable; valid: {', '.join(valid)}, {FIX_PREFIX}<FIX>"
                 )
+        if values.get("debug") == WATCH:
+            _watch(values)
         return cls(**values, switches=switches, forced_by=forced_by)
+
+
+def _watch(values: dict[str, Any]) -> None:
+    """What ``watch`` means for the other settings. Raises SettingsError if one contradicts it."""
+    switch = f"SGLANG_TRTLLM_MHA_DEBUG={WATCH}"
+    if values.setdefault("mode", "contain") == "raise":
+        raise SettingsError(
+            f"G4DEBUG_MODE=raise and {switch} contradict each other: with {WATCH} no finding stops "
+            "the server; unset one, or take G4DEBUG_MODE=log"
+        )
+    can = discovery.watching()
+    for tracer in values.get("trace", ()):
+        if tracer not in can:
+            raise SettingsError(
+                f"G4DEBUG_TRACE={tracer} and {switch} contradict each other: that tracer has no "
+                f"part that {WATCH} arms; valid: {', '.join(can)}; or SGLANG_TRTLLM_MHA_DEBUG=1"
+            )
 
 
 def fix_switch(fix_id: str) -> str:

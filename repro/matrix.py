@@ -4,6 +4,8 @@ Each fault runs twice on the CPU engine. The run without tracers shows what a us
 The other run has every tracer in ``log`` mode, which changes nothing in SGLang, so that each tracer
 can find the fault on its own. All fixes are off: this is SGLang as released.
 
+With --watch each runs a third time, on a server with ``SGLANG_TRTLLM_MHA_DEBUG=watch``.
+
 The exit code is 0 if every fault is caught by each tracer that it names, nothing is found where
 nothing is wrong, and a run without faults gives the same tokens with and without tracers. It is 1
 if not, and 2 for wrong arguments.
@@ -38,6 +40,11 @@ def main() -> int:
         metavar="NAME",
         help="run only this fault; may be given several times. No table is written then, unless "
         "--out is given",
+    )
+    parser.add_argument(
+        "--watch",
+        action="store_true",
+        help="run each fault a third time, with SGLANG_TRTLLM_MHA_DEBUG=watch: one column more",
     )
     parser.number("--jobs", "how many faults run at the same time", 2)
     parser.out("where the table is written (default: docs/matrix-RELEASE.md, or -MODEL.md)")
@@ -75,7 +82,9 @@ def main() -> int:
         def drilled(it: Drill) -> Row:
             on = clean[it.fault.backend, it.mtp]
             name = row_of(it.fault, it.chain, on).name
-            return kept(Row, name, folder, partial(run_drill, it.fault, it.chain, on, folder))
+            return kept(
+                Row, name, folder, partial(run_drill, it.fault, it.chain, on, folder, args.watch)
+            )
 
         with ThreadPoolExecutor(args.jobs) as pool:
             for row in pool.map(drilled, todo):

@@ -65,7 +65,7 @@ def made(device: str) -> dict[str, Any]:
 
     said = list(sys.argv[1:])
     # Where the files were put, and where another environment is, does not matter.
-    for option in ("--out", "--profile", "--timeline", "--upstream-python"):
+    for option in ("--out", "--profile", "--timeline", "--upstream-python", "--also"):
         if option in said:
             at = said.index(option)
             del said[at : at + 2]

@@ -30,6 +30,8 @@ WITHOUT_MTP = without_mtp()
 ON_TRITON = {"prefill_attention_backend": "triton", "decode_attention_backend": "triton"}
 ALONE = ("page-table", "kv-allocator", "spec-lifecycle", "pool-leak")
 VARIANTS |= {
+    "watch": Variant({"SGLANG_TRTLLM_MHA_DEBUG": "watch"}),
+    "off-again": Variant(),  # a second server that is like the first: how far two alike differ
     **{f"{t}-alone": Variant({"G4DEBUG_TRACE": t}) for t in ALONE},
     "kv-writes": Variant({"G4DEBUG_TRACE": f"{DEFAULT},kv-writes"}),
     "ranks": Variant({"G4DEBUG_TRACE": f"{DEFAULT},rank-divergence"}),
@@ -43,6 +45,7 @@ VARIANTS |= {
     "strict": Variant({"SGLANG_INVARIANT_CHECK": "2"}),  # InvariantCheckLevel.STRICT
     "no-mtp": Variant(engine=WITHOUT_MTP),
     "armed-no-mtp": Variant(ARMED, engine=WITHOUT_MTP),
+    "watch-no-mtp": Variant({"SGLANG_TRTLLM_MHA_DEBUG": "watch"}, engine=WITHOUT_MTP),
     "kv-canary": Variant(engine={**WITHOUT_MTP, "kv_canary": "raise"}),
     "triton": Variant(engine=ON_TRITON),
     "armed-triton": Variant(ARMED, engine=ON_TRITON),
@@ -179,9 +182,9 @@ def installed() -> None:
 
 def check(variant: str, facts: Mapping[str, Any]) -> None:
     """Raise SystemExit if the scheduler has another number of tracers than the variant."""
-    counts = {"recorder": 1, "tape": 1, "no-tape": 1, "armed": 5, "armed-no-mtp": 5,
-              "armed-triton": 5, "kv-integrity": 6, "kv-writes": 6, "ranks": 6, "spec-values": 5,
-              "prefix-cache": 6}  # fmt: skip
+    counts = {"watch": 3, "watch-no-mtp": 3, "recorder": 1, "tape": 1, "no-tape": 1,
+              "armed": 5, "armed-no-mtp": 5, "armed-triton": 5, "kv-integrity": 6, "kv-writes": 6,
+              "ranks": 6, "spec-values": 5, "prefix-cache": 6}  # fmt: skip
     expected = 1 if variant.endswith("-alone") else counts.get(variant, 0)
     found = len(facts["tracers"].split())
     if found != expected or bool(facts["sites"]) != bool(expected):

@@ -6,7 +6,7 @@ it. The plugin also sets seeded weights.
 
 
 def register() -> None:
-    from g4debug.fixes.paths.before_0_5_14.yoco_fast_prefill import plan as yoco_plan
+    from g4debug.fixes.paths.yoco_fast_prefill import plan as yoco_plan
     from served import seeded_weights
 
     yoco_plan.rows_read = lambda forward_batch, facts: [0] * len(facts.goes_on)

@@ -143,7 +143,13 @@ def _settings(d: Diagnosis, environ: Mapping[str, str]) -> Settings | None:
             d.environment.append(Row(name, environ[name]))
     if settings is None:
         return None
-    if settings.tracers and settings.mode == "contain":
+    if settings.watch:
+        d.notes.append(
+            "with SGLANG_TRTLLM_MHA_DEBUG=watch no finding stops the server, and only what is "
+            "listed as armed is looked at: no page is known to be another's, free or stale. "
+            "SGLANG_TRTLLM_MHA_DEBUG=1 looks at all of it"
+        )
+    elif settings.tracers and settings.mode == "contain":
         d.notes.append(
             "with G4DEBUG_MODE=contain the server goes on after a finding, and the tokens of that "
             "step are wrong"
@@ -203,6 +209,8 @@ def _catalogue(d: Diagnosis, settings: Settings | None) -> None:
         state = "opt-in" if _opt_in(name) else "off"
         if name in _armed(settings):
             state = f"armed ({settings.mode})"
+            if settings.watch:
+                tracer, state = discovery.load_watch(name), f"armed (watch, {settings.mode})"
         d.tracers.append(Row(name, state, getattr(tracer, "title", "")))
     injected = parse(settings.faults).chains
     for name in discovery.names("fault"):
@@ -455,7 +463,8 @@ def _report(d: Diagnosis, settings: Settings, facts: Mapping[str, Any]) -> None:
 def _verdict(d: Diagnosis, settings: Settings) -> str:
     if settings.tracers:
         names = ", ".join(_armed(settings))
-        verdict = f"ready: a server will arm {names} in mode {settings.mode}"
+        part = "what watch has of " if settings.watch else ""
+        verdict = f"ready: a server will arm {part}{names} in mode {settings.mode}"
     else:
         names = ", ".join(r.name for r in d.tracers if not _opt_in(r.name))
         verdict = f"ready, but nothing is armed: SGLANG_TRTLLM_MHA_DEBUG=1 would arm {names}"

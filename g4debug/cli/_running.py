@@ -63,7 +63,9 @@ def _fill(process: Process, told: Mapping[str, Any]) -> None:
     process.has_status = True
     process.role = str(told.get("role", ""))
     process.about = {
-        k: str(told[k]) for k in ("version", "mode", "dumps", "faults", "started") if told.get(k)
+        k: str(told[k])
+        for k in ("version", "arms", "mode", "dumps", "faults", "started")
+        if told.get(k)
     }
     process.rank = str(told.get("rank", ""))
     process.serves = str(told.get("serves", ""))

@@ -35,6 +35,8 @@ class Fault:
     hook sites that it cannot do without. Where SGLang does not have them, there is no such fault.
     backend: the attention backend that its drills run on, '' for the CPU engine's default. ranks:
     how many tensor-parallel ranks it needs. asks: what a server must have, or it never fires there.
+    watched: of caught_by, the tracer of which SGLANG_TRTLLM_MHA_DEBUG=watch must tell it, too; ''
+    if watch may be blind to it.
     """
 
     id: str
@@ -52,6 +54,7 @@ class Fault:
     backend: str = ""
     ranks: int = 1
     asks: tuple[Asked, ...] = ()
+    watched: str = ""
 
     @property
     def absent(self) -> str:

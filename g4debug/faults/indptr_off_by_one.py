@@ -20,5 +20,8 @@ def off_by_one(of: lists.Lists, it: lists.TokenList, draw: random.Random) -> lis
 
 
 FAULT, install = lists.declare(
-    "indptr-off-by-one", "kv_indptr ends one row's list one too late", off_by_one
+    "indptr-off-by-one",
+    "kv_indptr ends one row's list one too late",
+    off_by_one,
+    watched="page-table",
 )

@@ -121,7 +121,7 @@ def drilled() -> str:
 
 
 def declare(
-    name: str, title: str, fault: Corruption, asks: tuple[Asked, ...] = ()
+    name: str, title: str, fault: Corruption, asks: tuple[Asked, ...] = (), watched: str = ""
 ) -> tuple[Fault, Install]:
     """Declare a fault in lists of tokens: its FAULT, and its install."""
     declared = Fault(
@@ -129,6 +129,7 @@ def declare(
         title=title,
         tasks=TASKS,
         caught_by=("page-table",),
+        watched=watched,
         asks=asks,
         selectors=("mode", "runner"),
         drills=("1*on@runner=target@mode=target_verify", "1*on@runner=draft@mode=decode"),

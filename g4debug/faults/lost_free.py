@@ -29,5 +29,6 @@ FAULT = Fault(
     title="a free never reaches the allocator",
     tasks={"on": "lose one free"},
     caught_by=("pool-leak",),
+    watched="pool-leak",
     selectors=("mode",),
 )

@@ -16,5 +16,5 @@ def negative(cell: tables.Cell, draw: random.Random) -> int | None:
 
 
 FAULT, install = tables.declare(
-    "page-negative", "a live cell of a page table gets page -1", negative
+    "page-negative", "a live cell of a page table gets page -1", negative, watched="page-table"
 )

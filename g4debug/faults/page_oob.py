@@ -15,5 +15,8 @@ def out_of_range(cell: tables.Cell, draw: random.Random) -> int | None:
 
 
 FAULT, install = tables.declare(
-    "page-oob", "a live cell of a page table gets an out-of-range page", out_of_range
+    "page-oob",
+    "a live cell of a page table gets an out-of-range page",
+    out_of_range,
+    watched="page-table",
 )

@@ -127,7 +127,11 @@ def _install(fault: Corruption | type[Corruption], injection: Injection) -> None
 
 
 def declare(
-    name: str, title: str, fault: Corruption | type[Corruption], asks: tuple[Asked, ...] = ()
+    name: str,
+    title: str,
+    fault: Corruption | type[Corruption],
+    asks: tuple[Asked, ...] = (),
+    watched: str = "",
 ) -> tuple[Fault, Install]:
     """Declare a page-table fault: its FAULT and its install, which calls a class once."""
     declared = Fault(
@@ -135,6 +139,7 @@ def declare(
         title=title,
         tasks=TASKS,
         caught_by=("page-table",),
+        watched=watched,
         asks=("page tables", *asks),
         arguments=("corrupt",),
         counts="a number of cells",

@@ -15,5 +15,8 @@ def out_of_range(of: lists.Lists, it: lists.TokenList, draw: random.Random) -> l
 
 
 FAULT, install = lists.declare(
-    "token-oob", "the last entry of a list of tokens gets an out-of-range index", out_of_range
+    "token-oob",
+    "the last entry of a list of tokens gets an out-of-range index",
+    out_of_range,
+    watched="page-table",
 )

@@ -47,6 +47,13 @@ class Metrics:
         # The HTTP server reads the files, whatever the registry. One of our own clashes with none.
         registry = CollectorRegistry()
         names = [*labels, "tracer"]
+        self._watch = Gauge(
+            "g4debug_watch",
+            "1 if SGLANG_TRTLLM_MHA_DEBUG=watch, which arms only a part of what 1 arms.",
+            [*labels],
+            registry=registry,
+            multiprocess_mode="mostrecent",
+        )
         self._armed = Gauge(
             "g4debug_armed",
             "1 while the tracer judges something, 0 when it is off or its hooks do not run.",
@@ -74,6 +81,7 @@ class Metrics:
 
     def update(self) -> None:
         """Write what has changed since the last call."""
+        self._watch.labels(**self.labels).set(int(self.status.watch))
         for part in list(self.status.parts.values()):
             if not part.mode:
                 continue  # the ledger and the step recorder are no tracers

@@ -304,6 +304,7 @@ class Status:
         self.parts: dict[str, Part] = {}
         self.findings: Counter[tuple[str, str]] = Counter()
         self.changes = 0
+        self.watch = False  # the server was started with SGLANG_TRTLLM_MHA_DEBUG=watch
         self.serves = ""  # the model, attention backends and draft of this server, in words
         # Writes a dump for whoever asks: its path, and why there is none. None: nobody can do so.
         self.snapshot: Callable[[], tuple[str, str]] | None = None

@@ -190,8 +190,15 @@ _PLACES: dict[str, str | Places] = {
     "model.capture_dflash": _since("0.5.14", f"{_CAUSAL}.set_dflash_layers_to_capture"),
     "model.capture_dflash_mm": _since("0.5.14", f"{_MM}.set_dflash_layers_to_capture"),
     "forward_batch.init_new": "model_executor.forward_batch_info.ForwardBatch.init_new",
-    "runner.piecewise_can_run": _until(
-        "0.5.14", "model_executor.piecewise_cuda_graph_runner.PiecewiseCudaGraphRunner.can_run"
+    # Whether a prefill replays a CUDA graph, of whichever kind.
+    "runner.prefill_graph_can_run": _moved(
+        "0.5.14",
+        "model_executor.piecewise_cuda_graph_runner.PiecewiseCudaGraphRunner.can_run",
+        "model_executor.runner.prefill_cuda_graph_runner.PrefillCudaGraphRunner.can_run_graph",
+    ),
+    # A prefill outside of CUDA graphs runs on a copy of its batch.
+    "runner.eager_load_batch": _since(
+        "0.5.15", "model_executor.runner.eager_runner.EagerRunner.load_batch"
     ),
     "model.embed_and_head": f"{_CAUSAL}.get_embed_and_head",
     # FROZEN_KV_MTP's draft gets the target's embedding table while its worker is built.

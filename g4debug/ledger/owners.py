@@ -34,13 +34,13 @@ import torch
 import triton.language as tl
 
 from g4debug import launching
+from g4debug.findings.book_words import EVERYTHING as EVERYTHING
+from g4debug.findings.book_words import HIGH as HIGH
 from g4debug.hooking import req_kv
 
 logger = logging.getLogger("g4debug")
-EVERYTHING = 2**31 - 1
 DOUBTS = 8  # after so many suspicions that were wrong, owners are given up
 BLOCK = 256
-HIGH, LOW = 1 << 32, (1 << 32) - 1  # of the two halves of a word
 
 
 def place(row: int, column: int) -> int:

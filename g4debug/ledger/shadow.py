@@ -24,8 +24,9 @@ import triton
 import triton.language as tl
 
 from g4debug import launching
+from g4debug.findings.book_words import FREE as FREE
+from g4debug.findings.book_words import HELD as HELD
 
-FREE, HELD = -1, 0
 BLOCK = 1024
 
 

@@ -9,11 +9,13 @@ they cannot be asked any more. Then the kernel is believed, because the server i
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from g4debug.ledger.holders import Holders
-from g4debug.ledger.ledger import Ledger
+if TYPE_CHECKING:
+    from g4debug.ledger.holders import Holders
+    from g4debug.ledger.ledger import Ledger
 
 GIVEN_UP = "the page ledger was given up"
 

@@ -79,6 +79,7 @@ class DeviceCheck(ABC, Generic[C, S]):
         self.contain = context.settings.mode != "log"
         # In raise mode a finding ends the step. An unconfirmed one must not change an answer.
         self.repair = context.settings.mode == "contain"
+        context.trap.reporters.append(self.report_only)
         self.trap: TrapBuffer | None = None
         self.lost = False
         self.snapshots = shared(context.recorder)
@@ -93,6 +94,10 @@ class DeviceCheck(ABC, Generic[C, S]):
         self._tallies: dict[str, Tally] = {}
         self._spoilt: set[int] = set()  # mailboxes that were reported as such
         self._next = FIRST
+
+    def report_only(self) -> None:
+        """Nothing that a kernel gets is corrected from now on, but in CUDA graphs that exist."""
+        self.contain = self.repair = False
 
     def follow(self) -> None:
         """Put hooks at the sites at which a step begins and ends."""

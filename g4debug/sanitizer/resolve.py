@@ -25,8 +25,7 @@ import torch
 import triton
 import triton.language as tl
 
-from g4debug.ledger.owners import EVERYTHING, HIGH
-from g4debug.ledger.shadow import FREE
+from g4debug.findings.book_words import EVERYTHING, FREE, HIGH
 from g4debug.sanitizer.reference_state import Truth
 
 UNKNOWN = -1

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from g4debug.findings.status import Part
 from g4debug.findings.steps import Recorder
 from g4debug.hooking.hooks import Hooks, Isolated, Order
-from g4debug.ledger.ledger import Ledger
 from g4debug.settings import Settings
 from g4debug.trapping.describe import Describer
 from g4debug.trapping.trap import Trap, TrapError
+
+if TYPE_CHECKING:
+    from g4debug.ledger.ledger import Ledger
 
 
 class CanaryError(Exception):
@@ -72,6 +74,8 @@ class Context:
     @classmethod
     def alone(cls, tracer_id: str, settings: Settings, ledger: bool = False) -> Context:
         """A context with a recorder and a trap of its own, and maybe a ledger, for a canary."""
+        from g4debug.ledger.ledger import Ledger
+
         recorder = Recorder(settings.steps)
         trap = Trap(settings, Describer(recorder))
         of = Ledger(recorder) if ledger else None

@@ -7,7 +7,8 @@ release and GPU is known without a model (:func:`g4debug.plugin.refuse_if_not_ru
 runs is known only in its scheduler: a part of it before the weights are loaded, and all when the
 pools and the runners are there. Then one line tells what is judged in this server.
 
-The flight recorder keeps what happens, whatever that is, so it refuses no start.
+The flight recorder keeps what happens, whatever that is, so it refuses no start. Nor does
+``SGLANG_TRTLLM_MHA_DEBUG=watch``, which then only reports, as in mode ``log``.
 """
 
 from __future__ import annotations
@@ -61,6 +62,11 @@ class Gate:
     def judge(self, found: Combination) -> bool:
         """True if this combination was run, as far as it is known. Raises SystemExit if refused."""
         refused = refusal(found, self.context.settings, self.on_cpu) if self.tracers else ""
-        if refused and not self.context.settings.takes_the_risk:
+        settings = self.context.settings
+        if refused and settings.watch and not settings.takes_the_risk:
+            self.context.trap.report_only()
+            for tracer in self.tracers:
+                self.context.recorder.status.part(tracer.id).mode = "log"
+        elif refused and not settings.takes_the_risk:
             raise SystemExit(f"g4debug: {refused}")
         return not refused

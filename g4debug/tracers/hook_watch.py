@@ -23,7 +23,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from g4debug.backends import adapters
 from g4debug.findings.kinds import KINDS
@@ -33,8 +33,10 @@ from g4debug.findings.steps import Recorder
 from g4debug.hooking.hooks import Gone, Hooks, SiteState
 from g4debug.hooking.neighbours import Neighbour, neighbours
 from g4debug.hooking.plugins import Plugin
-from g4debug.ledger.ledger import Ledger
 from g4debug.tracers.base import Context, Tracer
+
+if TYPE_CHECKING:
+    from g4debug.ledger.ledger import Ledger
 
 IDLE_SECONDS = 10.0
 BUSY_STEPS = 1024

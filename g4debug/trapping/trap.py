@@ -96,6 +96,7 @@ class Trap:
         self.left: Callable[[Path], None] = lambda path: None  # gets the dump of this process's end
         self.others = PeerRanks()  # the other ranks: a finding that stops this one is told to them
         self.doubted: dict[str, str] = {}  # kind -> its first finding, and why it was not believed
+        self.reporters: list[Callable[[], None]] = []  # called when findings may only be reported
         self.written = 0
         self.reported: list[str] = []  # headline and dump of the first findings
         self._seen: Counter[tuple[object, ...]] = Counter()  # how often, by kind of finding
@@ -109,6 +110,14 @@ class Trap:
         A finding that must not be believed is only logged, once for each kind.
         """
         self._report(finding, evidence, self.settings.mode == "raise")
+
+    def report_only(self) -> None:
+        """From now on a finding may do no more than be reported: nothing is corrected any more.
+
+        For a process that does not raise, of which it turns out what it runs was never run.
+        """
+        for reporter in self.reporters:
+            reporter()
 
     def tell(self, finding: Finding, each: bool = False) -> None:
         """Log and dump a finding that stops no server, whatever the mode is.

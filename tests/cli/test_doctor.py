@@ -90,6 +90,25 @@ def run_doctor(
 
 @needs_sglang
 @pytest.mark.engine
+def test_watch_is_told_apart(tmp_path: Path) -> None:
+    switch = {"SGLANG_TRTLLM_MHA_DEBUG": "watch"}
+    code, out = run_doctor(tmp_path, "--json", "--no-canary", **switch)
+    data = json.loads(out)
+    assert code == 0, data["problems"]
+    parts = "flight-recorder, page-table, pool-leak"
+    assert data["headline"] == f"ready: a server will arm what watch has of {parts} in mode contain"
+    tracers = {t["name"]: t for t in data["tracers"]}
+    armed = [name for name, t in tracers.items() if t["state"] == "armed (watch, contain)"]
+    assert ", ".join(armed) == parts
+    assert tracers["kv-allocator"]["state"] == "off"
+    assert any("no page is known to be another's" in note for note in data["notes"])
+    owners = " ".join(site["detail"] for site in data["sites"])
+    assert "page-table" in owners
+    assert "ledger" not in owners
+
+
+@needs_sglang
+@pytest.mark.engine
 def test_all_is_well(tmp_path: Path) -> None:
     (tmp_path / "g4debug").mkdir()  # as in the parent of a clone: it hides nothing
     switches = {"SGLANG_TRTLLM_MHA_DEBUG": "1", "G4DEBUG_FAULTS": "stale-swa-state=on"}

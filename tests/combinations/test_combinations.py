@@ -199,6 +199,17 @@ def test_both_ways_on_start_and_the_status_says_it(sglang, capsys, way):
     assert record.geometry["serves"] == status.serves
 
 
+def test_watch_is_refused_nowhere_and_corrects_nothing_there(sglang):
+    gate = judging(mode="contain", debug="watch")
+    called = []
+    gate.context.trap.reporters.append(lambda: called.append(True))
+    gate.after_scheduler(None, scheduler(layer(use_irope=True)))
+    record = gate.context.recorder.status.part("page-table").record()
+    assert called == [True]
+    assert record.mode == "log"
+    assert [limit.what for limit in record.limits] == ["it may be wrong"]
+
+
 def test_a_server_that_only_keeps_records_is_never_refused(sglang):
     gate = judging()
     gate.tracers = []

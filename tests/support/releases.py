@@ -227,7 +227,7 @@ def publish(server_args: Any, rank: int = 0) -> None:
     if has("sglang.srt.runtime_context"):
         context = importlib.import_module("sglang.srt.runtime_context")
         if hasattr(context, "SpawnRanks"):  # from 0.5.23 on
-            ranks = context.SpawnRanks(world_rank=rank)
+            ranks = context.SpawnRanks(world_rank=rank, gpu_id=rank)
             context.publish(server_args, role="scheduler", ranks=ranks)
             return
     from sglang.srt.server_args import set_global_server_args_for_scheduler

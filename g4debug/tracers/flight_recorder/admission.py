@@ -14,8 +14,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from g4debug.hooking import req_kv
-from g4debug.ledger import cache_tree
+from g4debug.hooking import prefix_tree, req_kv
 from g4debug.tracers.flight_recorder.work import Place, Work
 
 FULL, SWA, ROWS, NOT_KNOWN = "full", "swa", "rows", ""
@@ -147,13 +146,13 @@ def _of_queued(scheduler: Any, request: Any, left: _Left) -> Refusal:
     paged = -(-extend // left.page) * left.page
     overhead = getattr(adder, "per_req_token_overhead", left.page)
     at_once = bool(request.sampling_params.ignore_eos and getattr(tree, "disable", True))
-    locks = cache_tree.unlocked_above(tree, getattr(request, "last_node", None))
+    locks = prefix_tree.unlocked_above(tree, getattr(request, "last_node", None))
     if at_once:
         old = not hasattr(adder, "per_req_token_overhead")
         needs, has = paged + (0 if old else overhead), min(left.full, left.now)
         if needs > has:
             return _full(scheduler, needs, needs, left, None, f"for {extend} tokens")
-        locks = cache_tree.Unlocked(0, 0)
+        locks = prefix_tree.Unlocked(0, 0)
     else:
         needs = extend + new + overhead
         if needs >= left.full - locks.full:
@@ -197,7 +196,7 @@ def _full(
     needs: int,
     least: int,
     left: _Left,
-    locks: cache_tree.Unlocked | None,
+    locks: prefix_tree.Unlocked | None,
     what: str,
 ) -> Refusal:
     locked = 0 if locks is None else locks.full
@@ -215,7 +214,7 @@ def _full(
     return Refusal(words, FULL, lacks, least, size(scheduler, FULL), by_lock)
 
 
-def _prefix_words(locks: cache_tree.Unlocked, tokens: int) -> str:
+def _prefix_words(locks: prefix_tree.Unlocked, tokens: int) -> str:
     return (
         f"{'' if locks.exact else 'up to '}{tokens} of them are the cached prefix of the request "
         "itself, which SGLang locks before it asks"

@@ -76,11 +76,17 @@ class Progress:
 
         Those that wait for something outside of the scheduler are not counted. Memory that a
         transfer of disaggregation holds is outside, too: the other server ends it, or SGLang does.
+        Those that wait for memory before their own transfer are counted only if there is no other
+        transfer and nothing is kept elsewhere: a transfer may hold memory of the host, which is
+        not seen here.
         """
         items = work.of(self.recorder.scheduler)
         found = [w.place for w in items if not w.place.outside]
-        if any(w.place is Place.PEER and work.holds_memory(w.request) for w in items):
+        peers = [w.request for w in items if w.place is Place.PEER]
+        if any(work.holds_memory(request) for request in peers):
             found = [place for place in found if place is Place.RUNS]
+        if peers or work.frees_without_steps(self.recorder.scheduler):
+            found = [place for place in found if place is not Place.ROOM]
         begun = sum(place in (Place.RUNS, Place.CHUNK) for place in found)
         return len(found) - begun, begun
 

@@ -10,9 +10,9 @@ import logging
 from dataclasses import dataclass
 from typing import Any
 
-from g4debug.tracers.flight_recorder import admission, shares
+from g4debug.tracers.flight_recorder import admission, preallocation, shares
 from g4debug.tracers.flight_recorder.admission import Refusal
-from g4debug.tracers.flight_recorder.work import Place, Work, name
+from g4debug.tracers.flight_recorder.work import Place, Work, frees_without_steps, name
 
 logger = logging.getLogger("g4debug")
 PARKED = (
@@ -66,7 +66,10 @@ def _of(scheduler: Any, item: Work, items: list[Work], steps: bool) -> Reason:
                 f"not fit{passes}. The first is {name(first)}: "
                 + admission.refusal(scheduler, Work(first, item.place)).words
             )
-    refused = admission.refusal(scheduler, item)
+    if item.place is Place.ROOM:
+        refused = preallocation.refusal(scheduler, item.request)
+    else:
+        refused = admission.refusal(scheduler, item)
     runs = [w for w in items if w.place is Place.RUNS and w.request is not item.request]
     if refused.pool not in admission.NAMES:
         verdict = ""
@@ -97,13 +100,7 @@ def _of(scheduler: Any, item: Work, items: list[Work], steps: bool) -> Reason:
 
 def _others(scheduler: Any, items: list[Work]) -> bool:
     """True if memory may become free without a step: by a transfer, or a copy to the host."""
-    named = (
-        "enable_hierarchical_cache", "enable_unified_cache_external_linker", "enable_hisparse",
-        "decode_offload_manager",
-    )  # fmt: skip
-    return any(w.place is Place.PEER for w in items) or any(
-        getattr(scheduler, name, None) for name in named
-    )
+    return any(w.place is Place.PEER for w in items) or frees_without_steps(scheduler)
 
 
 def _verdict(refused: Refusal, deadlock: bool, runs: bool, steps: bool) -> str:

@@ -61,7 +61,7 @@ OUT_OF_MEMORY = re.compile(r"out of memory|OUT_OF_MEMORY|cudaErrorMemoryAllocati
 def all_tracers_armed(settings: Settings) -> bool:
     """True if ``SGLANG_TRTLLM_MHA_DEBUG=1`` would not arm any more tracers."""
     if not settings.trace:
-        return settings.debug
+        return bool(settings.debug) and not settings.watch
     others = set(discovery.names("tracer")) - set(settings.trace)
     return all(discovery.load("tracer", name).opt_in for name in others)
 

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from g4debug.hooking import req_kv
-from g4debug.ledger import cache_tree
+from g4debug.hooking import prefix_tree, req_kv
 from g4debug.tracers.flight_recorder import admission
 from g4debug.tracers.flight_recorder.work import Work, name
 
@@ -63,7 +62,7 @@ def shares(scheduler: Any, pool: str, items: list[Work]) -> Shares:
     """Of the full or the SWA pool. items: all work of the scheduler."""
     tree, page = scheduler.tree_cache, int(scheduler.page_size)
     hybrid = hasattr(scheduler.token_to_kv_pool_allocator, "full_available_size")
-    sizes = cache_tree.sizes(cache_tree.innermost(tree), pool, hybrid)
+    sizes = prefix_tree.sizes(prefix_tree.innermost(tree), pool, hybrid)
     window = getattr(tree, "sliding_window_size", None) if pool == admission.SWA else None
     held = []
     for item in items:

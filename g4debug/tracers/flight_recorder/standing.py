@@ -17,7 +17,7 @@ from g4debug.tracers.flight_recorder import reasons, report, work
 from g4debug.tracers.flight_recorder.progress import ROUND, Progress
 from g4debug.tracers.flight_recorder.reasons import Reason
 from g4debug.tracers.flight_recorder.waits import Wait, Waits
-from g4debug.tracers.flight_recorder.work import Work
+from g4debug.tracers.flight_recorder.work import Place, Work
 
 LIVE = 3.0  # seconds; who has waited for so long is shown by doctor
 OLD = 2.0  # seconds; what doctor shows says its age if it is older
@@ -75,7 +75,7 @@ class Standing:
         told = []
         for wait in some[:SHOWN]:
             reason = reasons.of(scheduler, Work(wait.request, wait.place), items, steps)
-            verb = "waits" if wait.place not in (work.Place.RUNS,) else "runs without progress for"
+            verb = "waits" if wait.place not in (Place.RUNS,) else "runs without progress for"
             told.append(f"request {wait.name} {verb} {self._waited(wait):.0f} s: {reason.line}")
         if len(some) > SHOWN:
             told.append(f"{len(some) - SHOWN} more requests wait")
@@ -112,8 +112,11 @@ class Standing:
     def _starves(self, wait: Wait) -> bool:
         """No progress for so many steps, without those in which it waited for its turn.
 
-        So a request in a long queue that nobody overtakes does not starve.
+        So a request in a long queue that nobody overtakes does not starve. Who overtakes whom is
+        not known where requests come from another server: they are in a queue again behind it.
         """
+        if wait.place is Place.ROOM:
+            return False
         most = self.settings.starved_steps
         return bool(most and self.recorder.step - wait.turn >= most)
 

@@ -20,13 +20,15 @@ class Place(Enum):
     RETRACTED = "was retracted, and waits for memory"
     GRAMMAR = "waits for its grammar to be compiled"
     PEER = "waits for the other server of disaggregation"
+    ROOM = "waits for memory of this server, which is to receive it"
     STORAGE = "waits in the queue, maybe for its prefix from storage"
 
     @property
     def outside(self) -> bool:
         """True if it may wait for something that is not the scheduler's, and has limits of its own.
 
-        SGLang gives up on a grammar, a handshake and a transfer after a time.
+        SGLang gives up on a grammar, a handshake and a transfer after a time, but not on a request
+        that waits for ``ROOM``.
         """
         return self in (Place.GRAMMAR, Place.PEER, Place.STORAGE)
 
@@ -39,13 +41,15 @@ class Work(NamedTuple):
 class Queue(NamedTuple):
     """Where SGLang has requests: the path from its scheduler, and its name for a reader.
 
-    passing: these requests are in another one, too, before long.
+    passing: these requests are in another one, too, before long. shaken: the other server is ready
+    for some of these requests, which SGLang notes in them, and they wait for memory.
     """
 
     path: str
     place: Place
     name: str
     passing: bool = False
+    shaken: bool = False
 
 
 QUEUES = (
@@ -63,7 +67,9 @@ QUEUES = (
         Place.RETRACTED,
         "queue of retracted requests",
     ),
-    Queue("disagg_decode_prealloc_queue.queue", Place.PEER, "queue for the other server"),
+    Queue(
+        "disagg_decode_prealloc_queue.queue", Place.PEER, "queue for the other server", shaken=True
+    ),
     Queue("disagg_decode_transfer_queue.queue", Place.PEER, "queue of transfers"),
 )
 
@@ -75,8 +81,11 @@ def held(scheduler: Any) -> Iterator[tuple[Any, Queue]]:
         for name in queue.path.split("."):
             found = [one for there in found for one in _each(getattr(there, name, None))]
         for entry in found:
+            there = queue
+            if queue.shaken and getattr(entry, "waiting_for_input", False):
+                there = queue._replace(place=Place.ROOM, name="queue for memory")
             # Disaggregation has its requests in entries of its own.
-            yield getattr(entry, "req", entry), queue
+            yield getattr(entry, "req", entry), there
 
 
 def _each(there: Any) -> Iterable[Any]:
@@ -108,6 +117,15 @@ def outside(scheduler: Any) -> Iterator[str]:
         yield "the other server (disaggregation)"
     if _stores(scheduler):
         yield "its prefix from storage"
+
+
+def frees_without_steps(scheduler: Any) -> bool:
+    """True if memory may become free without a step, by a copy to the host or to storage."""
+    named = (
+        "enable_hierarchical_cache", "enable_unified_cache_external_linker", "enable_hisparse",
+        "enable_decode_hicache", "decode_offload_manager",
+    )  # fmt: skip
+    return any(getattr(scheduler, name, None) for name in named)
 
 
 def name(request: Any) -> str:

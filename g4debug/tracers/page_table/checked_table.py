@@ -12,13 +12,13 @@ from g4debug.findings.record import Pool, Table
 from g4debug.findings.steps import Recorder
 from g4debug.hooking.layer_pools import request_table
 from g4debug.sanitizer.device_check import Checked
-from g4debug.sanitizer.misplaced import Misplaced
 from g4debug.sanitizer.trap_buffer import CELLS, Left, Record
 from g4debug.tracers.page_table.check import Kind, TableCheck, Truth, check_page_table
 
 if TYPE_CHECKING:
     from g4debug.backends.base import Adapter
     from g4debug.backends.handed_over import TokenLists
+    from g4debug.sanitizer.misplaced import Misplaced
 
 
 @dataclass(slots=True, kw_only=True)

@@ -39,8 +39,6 @@ from g4debug.sanitizer.trap_buffer import Left, Record
 from g4debug.tracers.base import Context, Tracer
 from g4debug.tracers.page_table import check, guard, token_check, token_guard
 from g4debug.tracers.page_table.checked_table import Cell, CheckedTable, cell_of
-from g4debug.tracers.page_table.confirm import confirm
-from g4debug.tracers.page_table.report import bare, describe
 from g4debug.tracers.page_table.token_check import Repair
 
 # Spare cells behind a table's last row, which a kernel reads if that row is too short.
@@ -337,18 +335,26 @@ class PageTableTracer(DeviceCheck[CheckedTable, Cell]):
         table = "a page table" if checked is None or checked.lists is None else "a list of tokens"
         return f"{seen.kind.name.lower()} in row {seen.row}, column {seen.column}, of {table}"
 
+    # These import what they need when something was seen, so that a guard without books needs no
+    # module of the ledger.
     def confirm(self, checked: CheckedTable, seen: Cell) -> Cell:
+        from g4debug.tracers.page_table.confirm import confirm
+
         return confirm(checked, seen, self.context.ledger, self.context.recorder)
 
     def describe(
         self, checked: CheckedTable | None, seen: Cell, left: Left
     ) -> tuple[Finding, Evidence]:
+        from g4debug.tracers.page_table.report import describe
+
         recorder, ledger = self.context.recorder, self.context.ledger
         draft = checked is not None and id(checked.backend) in self.drafts
         finding, table, events = describe(checked, seen, left, recorder, draft, ledger)
         return finding, Evidence(table=table, events=events)
 
     def bare(self, checked: CheckedTable | None, seen: Cell, left: Left) -> Finding:
+        from g4debug.tracers.page_table.report import bare
+
         return bare(checked, left.record, self.context.recorder)
 
 

@@ -28,10 +28,8 @@ import numpy as np
 
 from g4debug.hooking import req_kv
 from g4debug.hooking.idle_work import IdleWork, State
-from g4debug.hooking.resolved import server_argument
 from g4debug.ledger import cache_tree
 from g4debug.ledger.holders import Holders, finish
-from g4debug.sanitizer.unsupported import other_books
 from g4debug.tracers.base import Context, Tracer
 from g4debug.tracers.pool_leak.check import Census, take_census
 from g4debug.tracers.pool_leak.look import Rows, View, look
@@ -43,10 +41,9 @@ from g4debug.tracers.pool_leak.report import (
     describe_miscounted,
     describe_rows,
 )
+from g4debug.tracers.pool_leak.servers import has_sessions, unusable
 from g4debug.tracers.silence import STEPS as SILENT
 
-# The prefix caches that are known here. A subclass may hold pages elsewhere (in host memory).
-CACHES = ("SWARadixCache", "RadixCache", "SWAChunkCache", "ChunkCache", "UnifiedRadixCache")
 REMEMBERED = 4096  # requests whose release is remembered
 SHARE = 200  # a count on a busy server may cost one SHARE-th of the time
 PAGES_OF = "pages of the {} pool"  # what it counts; the flight recorder reads it
@@ -220,34 +217,11 @@ class PoolLeakTracer:
     def _is_usable(self, scheduler: Any) -> bool:
         """True if everything that can hold pages in this server is known here."""
         if self._usable is None:
-            why = _unusable(scheduler)
+            why = unusable(scheduler)
             self._usable = not why
             if why:
                 self.context.off(why)
         return self._usable
-
-
-def has_sessions(tree: Any) -> bool:
-    """True if streaming sessions keep KV between their turns."""
-    return any(getattr(one, "slots", None) for one in (tree, getattr(tree, "session", None)))
-
-
-def _unusable(scheduler: Any) -> str:
-    """Why this server cannot be checked, '' if it can."""
-    cache = scheduler.tree_cache
-    inner = getattr(cache, "inner", cache)  # a StreamingSession is wrapped around the cache
-    name = type(inner).__name__
-    topk = server_argument(scheduler.server_args, "speculative_eagle_topk", 1)
-    # The unified cache can have a second level, in host memory or elsewhere.
-    second = [n for n in ("cache_controller", "linker") if getattr(inner, n, None)]
-    why = other_books(scheduler.server_args)
-    if second and not why:
-        why = f"it cannot check this server, whose prefix cache {name} keeps pages in a second "
-        why += f"level, too (its {' and '.join(second)})"
-    if not why and (name not in CACHES or topk != 1):
-        why = f"it cannot check this server, whose prefix cache is {name} (known: "
-        why += f"{', '.join(CACHES)}) and whose speculative_eagle_topk is {topk} (known: 1)"
-    return why
 
 
 TRACER = Tracer(

@@ -38,6 +38,8 @@ class Row:
 
     mtp: the server drafts. fired: the step of the first firing, -1 if it never fired. caught:
     tracer -> steps from there to its first finding. kinds: tracer -> the kind of that finding.
+    watched: the tracer by which SGLANG_TRTLLM_MHA_DEBUG=watch must tell it, '' if it need not.
+    watch: the same as caught, of a server with watch; None if there was no such run.
     """
 
     fault: str
@@ -49,6 +51,18 @@ class Row:
     caught: dict[str, int] = field(default_factory=dict)
     kinds: dict[str, str] = field(default_factory=dict)
     problem: str = ""
+    watched: str = ""
+    watch: dict[str, int] | None = None
+
+    @property
+    def blind(self) -> bool:
+        """True if watch was to tell it, and did not."""
+        return self.watch is not None and bool(self.watched) and self.watched not in self.watch
+
+    @property
+    def false_watch(self) -> bool:
+        """True if watch told something where nothing is wrong."""
+        return not self.named and bool(self.watch)
 
     @property
     def name(self) -> str:
@@ -60,7 +74,7 @@ class Row:
 
     @property
     def good(self) -> bool:
-        if self.problem or self.fired < 0:
+        if self.problem or self.fired < 0 or self.blind or self.false_watch:
             return False
         return not self.missed if self.named else not self.caught
 
@@ -70,6 +84,8 @@ class Row:
             return self.problem
         if self.fired < 0:
             return "The fault NEVER FIRED."
+        if self.false_watch:
+            return f"FALSE ALARM of watch, by {', '.join(self.watch or ())}."
         if not self.named:
             if self.good:
                 return "No tracer reports anything, as it should be."
@@ -80,6 +96,11 @@ class Row:
         said += [f"It is MISSED by {', '.join(self.missed)}."] if self.missed else []
         others = [t for t in self.caught if t not in self.named]
         said += [f"Also found by {', '.join(others)}."] if others else []
+        if self.watch:
+            told = [f"{t} {_later(n)}" for t, n in self.watch.items()]
+            said += [f"With watch it is told by {', '.join(told)}."]
+        if self.blind:
+            said += [f"Watch MISSES it, which {self.watched} was to tell."]
         return " ".join(said)
 
 
@@ -146,6 +167,15 @@ def environment(faults: str, armed: bool, folder: Path, ranks: int = 1) -> dict[
             "SGLANG_TRTLLM_MHA_DEBUG_DIR": str(folder),
         }
     return env
+
+
+def watching(faults: str, folder: Path, ranks: int = 1) -> dict[str, str]:
+    """The environment of a server that stays watched, as people start it."""
+    return environment(faults, False, folder, ranks) | {
+        "SGLANG_TRTLLM_MHA_DEBUG": "watch",
+        "G4DEBUG_MAX_DUMPS": "100",
+        "SGLANG_TRTLLM_MHA_DEBUG_DIR": str(folder),
+    }
 
 
 def run(
@@ -253,10 +283,11 @@ def _without(fault: Fault, chain: str, toy: Toy) -> str:
 
 
 def row_of(fault: Fault, drill: str, clean: Clean) -> Row:
-    return Row(fault.id, drill, fault.caught_by, clean.mtp)
+    return Row(fault.id, drill, fault.caught_by, clean.mtp, watched=fault.watched)
 
 
-def run_drill(fault: Fault, drill: str, clean: Clean, folder: Path) -> Row:
+def run_drill(fault: Fault, drill: str, clean: Clean, folder: Path, watch: bool = False) -> Row:
+    """watch: run it on a server with ``SGLANG_TRTLLM_MHA_DEBUG=watch``, too."""
     row = row_of(fault, drill, clean)
     name = _file(row.name)
     faults = f"seed=1;{fault.id}={drill}"
@@ -276,6 +307,15 @@ def run_drill(fault: Fault, drill: str, clean: Clean, folder: Path) -> Row:
             row.caught[tracer], row.kinds[tracer] = max(0, step - row.fired), kind
     if not row.named and not armed.completed and bare.completed:
         row.problem = "It DIED, but only with tracers."
+    if watch:
+        kept_in = folder / f"{name}-watch-dumps"
+        seen = run(f"{name}-watch", watching(faults, kept_in, fault.ranks), folder, **needs)
+        row.watch = {}
+        began = [int(step) for step in _FIRED.findall(seen.text)]
+        for tracer, _, step in _findings(kept_in):
+            row.watch.setdefault(tracer, max(0, step - began[0]) if began else 0)
+        if not seen.completed and bare.completed:
+            row.problem = "It DIED, but only with watch."
     return row
 
 

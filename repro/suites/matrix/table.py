@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from harness.pages import fill
@@ -25,6 +25,15 @@ def entry(row: Row, tracer: str) -> str:
     return "**MISSED**" if tracer in row.named else "·"
 
 
+def watch_entry(row: Row) -> str:
+    """The same for a server with watch, whatever the tracer: that which must tell it, or all."""
+    if row.watch is None or row.fired < 0:
+        return "?"
+    if row.watched:
+        return str(row.watch.get(row.watched, "**MISSED**"))
+    return ", ".join(f"({tracer} {after})" for tracer, after in row.watch.items()) or "·"
+
+
 def block(row: Row, place: str = "") -> Block:
     """The lines on a row for a terminal; the table is too wide for one."""
     what = f"{row.verdict} Without tracers a user sees: {row.seen}."
@@ -38,7 +47,7 @@ def clean_block(clean: Clean) -> Block:
 
 def markdown(
     clean: Sequence[Clean],
-    rows: Iterable[Row],
+    rows: Sequence[Row],
     model: str = DEFAULT,
     without: Sequence[Drill] = (),
     not_run: Sequence[Drill] = (),
@@ -57,6 +66,8 @@ def markdown(
         not_run=not_run,
         tracers=discovery.names("tracer"),
         entry=entry,
+        watch=any(row.watch is not None for row in rows),
+        watch_entry=watch_entry,
         waves=WAVES,
         requests=REQUESTS,
     )

@@ -30,10 +30,12 @@ class Client:
     def __init__(self, engine, seconds):
         self.engine, self.seconds, self.results = engine, seconds, {}
 
-    async def ask(self, rid, prompt, output=8, seconds=None, **more):
-        """Its output, or None if it was not served in time; then it is aborted."""
+    async def ask(self, rid, prompt, output=8, seconds=None, asked=(), **more):
+        """Its output, or None if it was not served in time; then it is aborted. asked: more
+        arguments of SGLang's, beside its sampling parameters."""
         sampling = {"temperature": 0, "max_new_tokens": output, "ignore_eos": False, **more}
-        asked = self.engine.async_generate(input_ids=prompt, sampling_params=sampling, rid=rid)
+        given = {"input_ids": prompt, "sampling_params": sampling, "rid": rid, **dict(asked)}
+        asked = self.engine.async_generate(**given)
         try:
             answer = await asyncio.wait_for(asked, seconds or self.seconds)
         except TimeoutError:
@@ -97,6 +99,51 @@ async def overtaken(client):
     for n in range(16):
         asked.append(client.ask(f"other-{n}", shared + tokens(8), 60, ignore_eos=True))
     await asyncio.gather(*asked)
+
+
+DECODE = {
+    "disaggregation_mode": "decode",
+    "disaggregation_transfer_backend": "fake",
+    "disaggregation_decode_retraction_backup": "cpu_tensor",  # the other one pins host memory
+}
+
+
+def from_elsewhere(room):
+    """A request whose prefill another server has done: SGLang's own stand-in for one."""
+    return {"bootstrap_host": "2.2.2.2", "bootstrap_room": room}
+
+
+@scenario(**DECODE, **SWA)
+async def received(client):
+    """A decode server of disaggregation under load, idle, and under load again."""
+    for wave in range(2):
+        asked = [
+            client.ask(
+                f"{wave}-{n}", tokens(60 + 40 * n), 20 + 20 * n, seconds=300,
+                asked=from_elsewhere(10 * wave + n), ignore_eos=True,
+            )
+            for n in range(8)
+        ]  # fmt: skip
+        await asyncio.gather(*asked)
+        await asyncio.sleep(client.seconds)
+
+
+@scenario(**DECODE, **SWA)
+async def no_room(client):
+    """SGLang holds all that a request may generate against the SWA pool, before it is received."""
+    await client.ask("some", tokens(100), seconds=300, asked=from_elsewhere(1))
+    await client.ask("much", tokens(100), 1500, asked=from_elsewhere(2))
+    await client.ask("again", tokens(100), seconds=300, asked=from_elsewhere(3))
+
+
+@scenario(**DECODE, **SWA)
+async def never_sent(client):
+    """The other server does not answer: its address is one of nobody."""
+    await client.ask(
+        "lost",
+        tokens(100),
+        asked={"bootstrap_host": "127.0.0.1", "bootstrap_room": 1, "bootstrap_port": 9},
+    )
 
 
 def main():

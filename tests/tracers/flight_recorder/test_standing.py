@@ -235,6 +235,47 @@ def test_a_step_that_compiles_for_minutes_and_a_stopped_process(server, minutes)
     assert server.told == []
 
 
+def _received(*entries: tuple[str, bool], **more) -> SimpleNamespace:
+    """SGLang's queue of requests that come from another server. True: that one is ready."""
+    queue = [SimpleNamespace(req=Request(rid), waiting_for_input=ready) for rid, ready in entries]
+    return SimpleNamespace(queue=queue, retracted_queue=[], **more)
+
+
+def test_a_request_that_no_memory_is_found_for_before_its_transfer_is_told(server):
+    server.has.disagg_decode_prealloc_queue = _received(("r", True))
+    assert [w.place for w in work.of(server.has)] == [Place.ROOM]
+    server.turn(LIMIT - 2)
+    assert server.told == []
+    server.turn(3 * LIMIT)
+    assert server.told == ["hang: 1"]
+    (found,) = server.findings()
+    assert found.location.request == "r"
+    assert "waits for memory of this server" in found.got
+
+
+@pytest.mark.parametrize("what", ["handshake", "transfer", "storage"])
+def test_memory_that_may_become_free_without_a_step_is_waited_for(server, what):
+    """A transfer may be in host memory, of which the request's row tells nothing."""
+    also = [("other", False)] if what == "handshake" else []
+    server.has.disagg_decode_prealloc_queue = _received(("r", True), *also)
+    if what == "transfer":
+        entry = SimpleNamespace(req=Request("t"), waiting_for_input=True)
+        server.has.disagg_decode_transfer_queue = SimpleNamespace(queue=[entry])
+    server.has.enable_decode_hicache = what == "storage"
+    server.turn(10 * LIMIT)
+    assert server.told == []
+
+
+def test_a_request_that_waits_for_memory_before_its_transfer_does_not_starve(server):
+    """Those that were received before it begin later than it came to wait for memory."""
+    server.has.disagg_decode_prealloc_queue = _received(("r", True))
+    for n in range(3 * STEPS):
+        if n % 10 == 0:
+            server.has.running_batch.reqs = [Request(f"run-{n}")]
+        server.step(0.3, *server.has.running_batch.reqs)
+    assert server.told == []
+
+
 def test_a_grammar_that_compiles_and_another_server_of_disaggregation(server):
     server.has.grammar_manager.grammar_queue.append(Request("g"))
     entry = SimpleNamespace(req=Request("p"))

@@ -80,3 +80,21 @@ def test_what_only_looks_like_a_hang_is_not_told(tmp_path):
     assert set(run.result.values()) == {"served"}
     assert run.status == 0
     assert run.dumps == []
+
+
+@pytest.mark.skipif(not targets.matches(">=0.5.23"), reason="it was run on 0.5.23 only")
+def test_a_decode_server_of_disaggregation_that_is_healthy(tmp_path):
+    run = drive(tmp_path, DRIVER, "received", str(2 * HANG), **ALONE, G4DEBUG_STARVED_STEPS="40")
+    assert set(run.result.values()) == {"served"}
+    assert run.dumps == []
+
+
+@pytest.mark.skipif(not targets.matches(">=0.5.23"), reason="it was run on 0.5.23 only")
+def test_a_decode_server_that_never_has_room_is_told_with_the_reason(tmp_path):
+    run = drive(tmp_path, DRIVER, "no_room", "15", **ALONE)
+    assert run.result == {"some": "served", "much": "stands", "again": "served"}
+    (record,) = run.dumps
+    assert (record.finding.kind, record.finding.location.request) == ("hang", "much")
+    assert "SWA pool: needs 1600 to receive 100 tokens" in record.finding.got
+    assert "it may generate (1500), has 768; 768 are free" in record.finding.got
+    assert "A deadlock. No step can free enough: the SWA pool has 768" in record.finding.cause

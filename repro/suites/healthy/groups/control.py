@@ -145,12 +145,39 @@ async def memory_released(client: Client) -> None:
         client.note("releases", 1)
 
 
+QUIET = 30.0  # seconds; G4DEBUG_HANG_SECONDS is 20 if it is not set
+
+
+@workload(
+    "no traffic", "for 30 s, and requests again; `G4DEBUG_HANG_SECONDS` is not set, so it is 20"
+)
+async def no_traffic(client: Client) -> None:
+    await client.batch(4)
+    await asyncio.sleep(QUIET)
+    await client.batch(4)
+    client.note("seconds without a request", round(QUIET))
+
+
+@workload("a long pause", "in place, for 30 s, in the middle of five answers; the limit is 20 s")
+async def long_pause(client: Client) -> None:
+    tasks = await _started(client)
+    await _pause(client, "in_place")
+    await asyncio.sleep(QUIET)
+    await _go_on(client)
+    found = await asyncio.gather(*tasks)
+    client.note("requests that went on", sum(finish(o) == "length" for o in found), 5)
+
+
 CONTROLS = (paused_in_place, paused_and_retracted, paused_and_aborted, flushed, memory_released)
 WEIGHTS = (new_weights, weights_in_place)
 
 GROUPS = (
     with_mtp("control", "MTP, prefix cache", CONTROLS),
     without_mtp("control-plain", "no MTP, prefix cache", (*CONTROLS, *WEIGHTS)),
+    with_mtp("quiet", "nothing to do for longer than a hang, MTP", (no_traffic, long_pause)),
+    without_mtp(
+        "quiet-plain", "nothing to do for longer than a hang, no MTP", (no_traffic, long_pause)
+    ),
     with_mtp(
         "weights-mtp",
         "weight updates with MTP: SGLang gives the assistant the weights of the target",

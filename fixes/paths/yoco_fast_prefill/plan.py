@@ -31,24 +31,41 @@ def after_init_new(
 ) -> Any:
     """Runs after ``ForwardBatch.init_new``: keeps the facts of a prefill of the target model."""
     mode = forward_batch.forward_mode
-    if (mode.is_mixed() or mode.name == "EXTEND") and not model_runner.is_draft_worker:
-        ends = zip(batch.extend_prefix_lens, batch.extend_seq_lens, batch.reqs, strict=True)
+    if (
+        (mode.is_mixed() or mode.name == "EXTEND")
+        and not model_runner.is_draft_worker
+        and forward_batch.extend_seq_lens_cpu is not None
+    ):
+        old, new = forward_batch.extend_prefix_lens_cpu, forward_batch.extend_seq_lens_cpu
+        lengths = zip(old, new, batch.reqs, strict=True)
         facts = Facts(
-            goes_on=tuple(_goes_on(request, old + new) for old, new, request in ends),
+            goes_on=tuple(_goes_on(request, int(o) + int(n)) for o, n, request in lengths),
             hidden_states=any(request.return_hidden_states for request in batch.reqs),
         )
         setattr(forward_batch, FACTS, facts)
     return forward_batch
 
 
+def after_load_batch(
+    loaded: Any, runner: Any, forward_batch: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Runs after ``EagerRunner.load_batch``, which copies a batch, but only its own fields."""
+    facts = getattr(forward_batch, FACTS, None)
+    if facts is not None:
+        setattr(loaded, FACTS, facts)
+    return loaded
+
+
 def _goes_on(request: Any, end: int) -> bool:
     """True if SGLang will not use the token that is sampled after token ``end`` of the request.
 
-    Both the length and ``is_chunked`` must say so, because under overlap scheduling ``is_chunked``
-    may still describe the chunk before.
+    Both the length and the count of chunks must say so, because under overlap scheduling the count
+    may still have the chunk before.
     """
     whole = len(request.origin_input_ids) + len(request.output_ids)
-    return end < whole and request.is_chunked > 0
+    # It has this name from 0.5.13 on.
+    chunks = getattr(request, "inflight_middle_chunks", None)
+    return end < whole and (request.is_chunked if chunks is None else chunks) > 0
 
 
 def rows_read(forward_batch: Any, facts: Facts) -> list[int]:
@@ -60,6 +77,21 @@ def rows_read(forward_batch: Any, facts: Facts) -> list[int]:
         wanted = [n - int(start) for n, start in zip(new, starts, strict=True)]
         kept = [max(k, w) for k, w in zip(kept, wanted, strict=True)]
     return kept
+
+
+def _padded(forward_batch: Any) -> bool:
+    return (
+        getattr(forward_batch, "padded_static_len", -1) >= 0
+        or sum(forward_batch.extend_seq_lens_cpu) != len(forward_batch.positions)
+        # Each rank has a part of the rows.
+        or getattr(forward_batch, "attn_tp_sequence_sharded", False)
+    )
+
+
+def _pooled(forward_batch: Any) -> bool:
+    """True if other rows than the last ones are read: for pooling, scores or decisions."""
+    fields = ("multi_item_delimiter_indices", "token_indices_to_pool", "decision_layouts")
+    return any(getattr(forward_batch, name, None) is not None for name in fields)
 
 
 def plan(forward_batch: Any, captured: list[int], first: int) -> list[int] | str:
@@ -83,15 +115,14 @@ def plan(forward_batch: Any, captured: list[int], first: int) -> list[int] | str
         or forward_batch.return_pooled_hidden_states
         or forward_batch.return_hidden_states_before_norm,
         "hidden states are captured in the KV-shared layers": any(n > first for n in captured),
-        "multi-item scoring": forward_batch.multi_item_delimiter_indices is not None,
+        "multi-item scoring or pooling": _pooled(forward_batch),
         "attention of DP or CP ranks": forward_batch.global_num_tokens_cpu is not None
         or forward_batch.attn_cp_metadata is not None,
         "two-batch overlap": forward_batch.tbo_children is not None
         or forward_batch.tbo_split_seq_index is not None,
         "LoRA": any(lora is not None for lora in forward_batch.lora_ids or ()),
         "cross-attention": forward_batch.encoder_lens is not None,
-        "padded rows": forward_batch.padded_static_len >= 0
-        or sum(forward_batch.extend_seq_lens_cpu) != len(forward_batch.positions),
+        "rows are padded, or divided among the ranks": _padded(forward_batch),
     }
     for reason, holds in reasons.items():
         if holds:

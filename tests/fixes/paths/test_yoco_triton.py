@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
-from real_model import Model
+from real_model import served
 from test_yoco_fast_prefill import FIRST, cut_rows, plain, rows, same, tokens
 
 from g4debug.cpu.geometry import TINY
-from g4debug.fixes.paths.before_0_5_14.yoco_fast_prefill import cut as yoco_cut
+from g4debug.fixes.paths.yoco_fast_prefill import cut as yoco_cut
+from g4debug.fixes.paths.yoco_fast_prefill import forwards
 
 __all__ = ["rows"]  # a fixture
 pytestmark = pytest.mark.written_for("yoco-fast-prefill")
@@ -16,17 +19,12 @@ pytestmark = pytest.mark.written_for("yoco-fast-prefill")
 
 @pytest.fixture(scope="module")
 def model(_sglang_imported):
-    from sglang.srt import server_args
-    from sglang.srt.distributed import parallel_state
-
     from g4debug.cpu.models import tiny_models
 
-    before = server_args._global_server_args
-    with torch.random.fork_rng():
-        yield Model(tiny_models()[0], disable_overlap_schedule=True, attention_backend="triton")
-    parallel_state.destroy_model_parallel()
-    parallel_state.destroy_distributed_environment()
-    server_args._global_server_args = before
+    with served(
+        tiny_models()[0], disable_overlap_schedule=True, attention_backend="triton"
+    ) as made:
+        yield made
 
 
 def metadata_of(backend):
@@ -38,7 +36,6 @@ def metadata_of(backend):
 def test_mixed_prompts_a_window_and_a_chunk(model, rows):
     """150 tokens are more than the window of 128; the chunk keeps no row."""
     chunked = model.request(tokens(60))
-    chunked.fill_ids = []
     requests = [
         model.request(tokens(150)),
         model.take(chunked, 20),
@@ -48,8 +45,7 @@ def test_mixed_prompts_a_window_and_a_chunk(model, rows):
     batch = model.batch(requests)
     forward_batch = model.prepare(model.forward_batch(batch))
     before, metadata = metadata_of(model.backend), model.backend.forward_metadata
-    with torch.no_grad():
-        model.text(forward_batch.input_ids, forward_batch.positions, forward_batch)
+    model.text_of(forward_batch)
     assert rows[-1][0] == 204
     assert cut_rows(rows) == 1 + 3 + 1
     assert model.backend.forward_metadata is metadata
@@ -83,9 +79,7 @@ def test_the_mask_of_image_tokens_is_cut_with_the_rows(model, rows, monkeypatch)
         return forward_batch
 
     def hidden(forward_batch):
-        with torch.no_grad():
-            b = prepared(forward_batch)
-            return model.text(b.input_ids, b.positions, b)
+        return model.text_of(prepared(forward_batch))
 
     got = hidden(model.forward_batch(batch))
     assert cut_rows(rows) == 8 + 1
@@ -119,7 +113,6 @@ def modes(model, monkeypatch):
 def test_single_rows_are_a_decode_step(model, rows, monkeypatch):
     """A window, a chunk, a prefix of the cache, and a prompt of one token: the last rows of all."""
     first, chunked = model.request(tokens(150)), model.request(tokens(60))
-    chunked.fill_ids = []
     batch = model.batch([first, model.take(chunked, 20), model.request(tokens(1))])
     wanted = plain(model, batch)
     called = modes(model, monkeypatch)
@@ -129,16 +122,31 @@ def test_single_rows_are_a_decode_step(model, rows, monkeypatch):
         metadata_of(model.backend),
         model.backend.forward_metadata,
     )
-    with torch.no_grad():
-        model.text(forward_batch.input_ids, forward_batch.positions, forward_batch)
+    model.text_of(forward_batch)
     shared = len(model.text.layers) - FIRST
     assert called == ["forward_extend"] * FIRST + ["forward_decode"] * shared
     assert forward_batch.forward_mode is mode
-    assert forward_batch.attn_backend is model.backend
+    assert getattr(forward_batch, "attn_backend", model.backend) is model.backend
     assert model.backend.forward_metadata is metadata
     after = metadata_of(model.backend)
     assert all(torch.equal(after[name], before[name]) for name in before)
     same(model.forward(model.forward_batch(batch)), wanted, [0, 2])
+
+
+def test_the_prefill_side_of_a_hybrid_makes_the_decode_step(model, rows, monkeypatch):
+    """Its other side runs a server's decodes, and has no metadata for this one."""
+    from sglang.srt.layers.attention.hybrid_attn_backend import HybridAttnBackend
+
+    batch = model.batch([model.request(tokens(150)), model.request(tokens(40))])
+    wanted = plain(model, batch)
+    other = SimpleNamespace(needs_cpu_seq_lens=False)  # it has nothing else that could be called
+    hybrid = HybridAttnBackend(model.runner, model.backend, other)
+    called = modes(model, monkeypatch)
+    monkeypatch.setattr(model.runner, "attn_backend", hybrid)
+    got = model.forward(model.forward_batch(batch))
+    assert cut_rows(rows) == 2
+    assert called.count("forward_decode") == len(model.text.layers) - FIRST
+    same(got, wanted)
 
 
 def test_with_prompt_logprobs_the_rows_stay_a_prefill(model, rows, monkeypatch):
@@ -158,7 +166,8 @@ def test_the_decode_step_sees_the_whole_window_and_sglangs_own_one_key_less(mode
     """
     forward_batch = model.prepare(model.forward_batch(model.batch([model.request(tokens(150))])))
     _, step = yoco_cut.cut_batch(forward_batch, [1])
-    yoco_cut.as_decode(step, model.backend)
+    yoco_cut.as_decode(step)
+    forwards.plan_slots(model.backend, step)
     metadata = yoco_cut.cut_metadata(model.backend, step)
     assert int(metadata.window_kv_indptr[1]) == TINY.window
     assert model.backend.sliding_window_size == TINY.window - 1

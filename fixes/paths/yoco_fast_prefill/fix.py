@@ -14,8 +14,9 @@ output. In the end the results are put back to their places among zeros. If no r
 layers are not called.
 
 In some cases SGLang's forward runs for all rows: see :func:`plan <.plan.plan>` and
-:func:`batch_limit`. With piecewise CUDA graphs the forward is compiled for all rows. It then runs
-eagerly only if at least ``G4DEBUG_YOCO_EAGER_ROWS`` rows are spared.
+:func:`batch_limit`. SGLang's CUDA graphs of a prefill have all rows in them, of whichever kind they
+are. The path lets them be replayed, and takes their place only if it spares at least
+``G4DEBUG_YOCO_EAGER_ROWS`` rows; see :func:`around_can_run`.
 
 The tokens are the same, but not the bits: a matrix product of fewer rows may add in another order.
 """
@@ -30,11 +31,11 @@ from typing import TYPE_CHECKING, Any
 from g4debug.backends import adapters, names
 from g4debug.fixes.base import Fix, after, around
 from g4debug.fixes.paths import base
-from g4debug.fixes.paths.before_0_5_14.yoco_fast_prefill import plan as yoco_plan
+from g4debug.fixes.paths.yoco_fast_prefill import plan as yoco_plan
 from g4debug.fixes.source import source
 
 if TYPE_CHECKING:
-    from g4debug.fixes.paths.before_0_5_14.yoco_fast_prefill.cut import Cut
+    from g4debug.fixes.paths.yoco_fast_prefill.cut import Cut
 
 ID = "yoco-fast-prefill"
 MODEL = "sglang.srt.models.gemma4_causal.Gemma4TextModel"
@@ -67,6 +68,8 @@ def around_model(
     finally:
         delattr(forward_batch, CUT)
         cut.leave()
+    if cut.given_up:
+        return result
     if isinstance(result, tuple):  # it also has hidden states that were captured before the cut
         return cut.scatter(result[0]), *result[1:]
     return cut.scatter(result)
@@ -84,32 +87,59 @@ def around_layer(
     """Wraps ``Gemma4DecoderLayer.forward``: hidden_states [rows, hidden], before the cut all."""
     import torch
 
+    from g4debug.fixes.paths.yoco_fast_prefill import forwards
+
     cut = None if torch.compiler.is_compiling() else getattr(forward_batch, CUT, None)
-    if cut is None or layer.layer_id < cut.first:
+    if cut is None or layer.layer_id < cut.first or cut.given_up:
         return call_next(layer, positions, hidden_states, per_layer_input, forward_batch, **kwargs)
     if not cut.entered:
-        hidden_states = cut.enter(positions, hidden_states)
+        whole = hidden_states
+        hidden_states = cut.enter(positions, whole)
+        if cut.given_up:
+            base.once(ID, f"not used: {cut.given_up}", level=logging.WARNING)
+            return call_next(layer, positions, whole, per_layer_input, forward_batch, **kwargs)
+        # From 0.5.23 on the layer itself captures its input. That has all rows.
+        if kwargs.get("capture_output") is not None:
+            kwargs.pop("capture_output")(whole)
     if cut.batch is None:
-        return hidden_states, None
+        return (hidden_states, None) if forwards.layers_return_a_pair() else hidden_states
     if per_layer_input is not None:
         per_layer_input = per_layer_input[cut.rows]
     return call_next(layer, cut.positions, hidden_states, per_layer_input, cut.batch, **kwargs)
 
 
 def around_can_run(call_next: Callable[..., bool], runner: Any, forward_batch: Any) -> bool:
-    """Wraps ``PiecewiseCudaGraphRunner.can_run``, which says whether a prefill replays a graph."""
+    """Wraps ``can_run`` of the runner of prefill graphs: whether this prefill replays a graph."""
     possible = call_next(runner, forward_batch)
-    if not possible or not eager_rows():
+    model = text_model(runner.model_runner.model)
+    if not possible or model is None:
         return possible
-    model = runner.model_runner.model
-    text_model = getattr(model, "language_model", None) or model.model
-    kept = decide(text_model, forward_batch)
-    return isinstance(kept, str) or len(forward_batch.positions) - sum(kept) < eager_rows()
+    kept = decide(model, forward_batch)
+    if isinstance(kept, str):
+        return possible
+    spared = len(forward_batch.positions) - sum(kept)
+    if eager_rows() and spared >= eager_rows():
+        return False
+    least = f"at least {eager_rows()} rows" if eager_rows() else "nothing, as it is 0"
+    base.once(
+        ID,
+        "a prefill replays SGLang's CUDA graph, which computes all rows of all layers, unless this "
+        f"path spares {least} (G4DEBUG_YOCO_EAGER_ROWS)",
+    )
+    return possible
+
+
+def text_model(model: Any) -> Any:
+    """The Gemma4TextModel of a model, which may have a tower for images; None if it has none."""
+    from sglang.srt.models.gemma4_causal import Gemma4TextModel
+
+    parts = (getattr(model, name, None) for name in ("language_model", "model"))
+    return next((part for part in parts if isinstance(part, Gemma4TextModel)), None)
 
 
 def cut_for(model: Any, forward_batch: Any) -> Cut | None:
     """The cut of this forward; None if all rows are computed."""
-    from g4debug.fixes.paths.before_0_5_14.yoco_fast_prefill.cut import Cut
+    from g4debug.fixes.paths.yoco_fast_prefill.cut import Cut
     from g4debug.trapping.trap import TrapError
 
     global _failed
@@ -170,18 +200,16 @@ def first_shared_layer(model: Any) -> int | str:
 
 def batch_limit(forward_batch: Any) -> str:
     """Why this server cannot use the path; '' if it can."""
-    from sglang.srt.compilation.piecewise_context_manager import get_forward_context
-    from sglang.srt.server_args import get_global_server_args
+    from g4debug.fixes.paths.yoco_fast_prefill.cut import prefill_backend, unsupported
+    from g4debug.fixes.paths.yoco_fast_prefill.forwards import in_prefill_graph
 
-    from g4debug.fixes.paths.before_0_5_14.yoco_fast_prefill.cut import prefill_backend, unsupported
-
-    args = get_global_server_args()
+    args = base.arguments()
     if args.pp_size > 1:
         return "pipeline parallelism"
     if args.enable_return_routed_experts:
         return "--enable-return-routed-experts reads every row"
-    if get_forward_context() is not None:
-        return "inside of a piecewise CUDA graph"
+    if in_prefill_graph():
+        return "inside of a CUDA graph of a prefill"
     why: str = unsupported(prefill_backend(forward_batch))
     return why
 
@@ -210,22 +238,22 @@ FIX = Fix(
     title="prefill computes the KV-shared layers only for the rows that are read",
     seed="PR #14",
     upstream="none up to 0.5.23; vLLM #22628 and #38879",
-    needs=">=0.5.12,<0.5.13",
+    needs=">=0.5.12,<0.5.13 or >=0.5.15,<0.5.16 or >=0.5.23",
     elsewhere={
-        ">=0.5.13": "the attention backend and its metadata belong to the context of a forward "
-        "there and not to its batch, so that the batch cannot be cut in the middle of a forward",
+        ">=0.5.13": "it was never run there",
     },
     still_broken=still_broken,
     hooks=(
         after("forward_batch.init_new", yoco_plan.after_init_new),
+        after("runner.eager_load_batch", yoco_plan.after_load_batch, optional=True),
         around("gemma4.text", around_model),
         # This wraps the layer's other paths: fixes are put on in the order of their names.
         around("gemma4.layer", around_layer),
-        around("runner.piecewise_can_run", around_can_run),
+        around("runner.prefill_graph_can_run", around_can_run, optional=True),
     ),
     purpose="performance",
     switch="SGLANG_GEMMA4_YOCO",
     eligible="in models with KV-shared layers (E2B, E4B), with prefill on "
     f"{names(a for a in adapters() if a.views is not None)} and one pipeline stage, outside of "
-    "piecewise CUDA graphs",
+    "CUDA graphs of a prefill",
 )

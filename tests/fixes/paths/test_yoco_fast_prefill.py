@@ -5,14 +5,17 @@ from __future__ import annotations
 import random
 from types import SimpleNamespace
 
+import arguments
 import pytest
+import releases
 import torch
-from real_model import Model
+from real_model import served
 
+from g4debug import discovery
 from g4debug.cpu.geometry import TINY
-from g4debug.fixes.paths.before_0_5_14.yoco_fast_prefill import cut as yoco_cut
-from g4debug.fixes.paths.before_0_5_14.yoco_fast_prefill import fix as yoco_fast_prefill
-from g4debug.fixes.paths.before_0_5_14.yoco_fast_prefill import plan as yoco_plan
+from g4debug.fixes.paths.yoco_fast_prefill import cut as yoco_cut
+from g4debug.fixes.paths.yoco_fast_prefill import fix as yoco_fast_prefill
+from g4debug.fixes.paths.yoco_fast_prefill import plan as yoco_plan
 
 SWITCH = "SGLANG_GEMMA4_YOCO"
 FIRST = TINY.layers - TINY.kv_shared
@@ -24,17 +27,10 @@ pytestmark = pytest.mark.written_for("yoco-fast-prefill")
 
 @pytest.fixture(scope="module")
 def model(_sglang_imported):
-    from sglang.srt import server_args
-    from sglang.srt.distributed import parallel_state
-
     from g4debug.cpu.models import tiny_models
 
-    before = server_args._global_server_args
-    with torch.random.fork_rng():
-        yield Model(tiny_models()[0], disable_overlap_schedule=True)
-    parallel_state.destroy_model_parallel()
-    parallel_state.destroy_distributed_environment()
-    server_args._global_server_args = before
+    with served(tiny_models()[0], disable_overlap_schedule=True) as made:
+        yield made
 
 
 @pytest.fixture
@@ -73,6 +69,14 @@ def plain(model, batch):
     forward_batch = model.forward_batch(batch)
     vars(forward_batch).pop(yoco_plan.FACTS, None)
     return model.forward(forward_batch)
+
+
+def decide(model, forward_batch, backend=None):
+    """How many rows the path keeps of each request, or why it computes all."""
+    if backend is not None and hasattr(forward_batch, "attn_backend"):
+        forward_batch.attn_backend = backend
+    with model.context(backend):
+        return yoco_fast_prefill.decide(model.text, forward_batch)
 
 
 def logprobs(logits):
@@ -125,7 +129,6 @@ def test_output_logprobs_alone_keep_no_more(model, rows):
 
 def test_a_chunk_that_is_not_the_last_calls_no_shared_layer(model, rows):
     request = model.request(tokens(300))
-    request.fill_ids = []
     first = model.forward(model.forward_batch(model.batch([model.take(request, 128)])))
     assert cut_rows(rows) is None
     assert first.next_token_logits.isfinite().all()
@@ -139,7 +142,6 @@ def test_a_chunk_that_is_not_the_last_calls_no_shared_layer(model, rows):
 
 def test_a_chunk_beside_whole_prompts(model, rows):
     chunked = model.request(tokens(300))
-    chunked.fill_ids = []
     model.take(chunked, 64)
     requests = [model.request(tokens(70)), chunked, model.request(tokens(33))]
     batch = model.batch(requests)
@@ -150,7 +152,6 @@ def test_a_chunk_beside_whole_prompts(model, rows):
 
 def test_a_chunk_with_prompt_logprobs_keeps_the_rows_of_its_chunk(model, rows):
     request = model.request(tokens(300), return_logprob=True, logprob_start=100)
-    request.fill_ids = []
     batch = model.batch([model.take(request, 128)])
     got = model.forward(model.forward_batch(batch))
     assert cut_rows(rows) == 28
@@ -159,9 +160,9 @@ def test_a_chunk_with_prompt_logprobs_keeps_the_rows_of_its_chunk(model, rows):
 
 
 def test_the_last_chunk_counts_as_such_while_the_one_before_is_not_yet_processed(model, rows):
-    """Overlap scheduling: ``is_chunked`` is counted down after the next batch was made."""
+    """Overlap scheduling: the count of chunks is counted down after the next batch was made."""
     request = model.request(tokens(100))
-    request.is_chunked = 1
+    model.count_chunks(request, 1)
     batch = model.batch([request])
     model.forward(model.forward_batch(batch))
     assert cut_rows(rows) == 1
@@ -169,7 +170,6 @@ def test_the_last_chunk_counts_as_such_while_the_one_before_is_not_yet_processed
 
 def test_prefix_hits(model, rows):
     request = model.request(tokens(130))
-    request.fill_ids = []
     model.forward(model.forward_batch(model.batch([model.take(request, 128)])))
     other = model.request(tokens(80, seed=1))
     batch = model.batch([model.take(request, 130), other])  # 128 of 130 are there
@@ -232,13 +232,12 @@ def test_captured_layers_before_the_cut_are_whole_and_inside_of_it_stop_it(
     batch = model.batch([model.request(tokens(40))])
     monkeypatch.setattr(model.text, "layers_to_capture", [2, FIRST])
     forward_batch = model.prepare(model.forward_batch(batch))
-    with torch.no_grad():
-        hidden, aux = model.text(forward_batch.input_ids, forward_batch.positions, forward_batch)
+    hidden, aux = model.text_of(forward_batch)
     assert cut_rows(rows) == 1
     assert [len(t) for t in (hidden, *aux)] == [40, 40, 40]
     assert aux[1].abs().sum(-1).all()
     monkeypatch.setattr(model.text, "layers_to_capture", [FIRST + 1])
-    assert "captured" in yoco_fast_prefill.decide(model.text, forward_batch)
+    assert "captured" in decide(model, forward_batch)
 
 
 def test_decode_and_verify_are_never_cut(model, rows):
@@ -248,7 +247,7 @@ def test_decode_and_verify_are_never_cut(model, rows):
         made = SimpleNamespace(forward_mode=mode)
         target = SimpleNamespace(is_draft_worker=False)
         assert yoco_plan.after_init_new(made, None, None, target) is made
-        assert yoco_fast_prefill.decide(model.text, made) == "no prefill of the target"
+        assert decide(model, made) == "no prefill of the target"
 
 
 def test_the_draft_is_left_alone(model, rows):
@@ -276,9 +275,9 @@ def test_the_draft_is_left_alone(model, rows):
 )
 def test_what_makes_a_batch_ineligible(model, rows, field, value, reason):
     forward_batch = model.forward_batch(model.batch([model.request(tokens(40))]))
-    assert yoco_fast_prefill.decide(model.text, forward_batch) == [1]
+    assert decide(model, forward_batch) == [1]
     setattr(forward_batch, field, value)
-    assert reason in yoco_fast_prefill.decide(model.text, forward_batch)
+    assert reason in decide(model, forward_batch)
 
 
 @pytest.mark.parametrize(
@@ -286,24 +285,24 @@ def test_what_makes_a_batch_ineligible(model, rows, field, value, reason):
     [("pp_size", 2, "pipeline"), ("enable_return_routed_experts", True, "routed-experts")],
 )
 def test_what_makes_a_server_ineligible(model, rows, monkeypatch, argument, value, reason):
-    from sglang.srt.server_args import get_global_server_args
-
     forward_batch = model.forward_batch(model.batch([model.request(tokens(40))]))
-    monkeypatch.setattr(get_global_server_args(), argument, value)
-    assert reason in yoco_fast_prefill.decide(model.text, forward_batch)
+    arguments.put(monkeypatch, argument, value)
+    assert reason in decide(model, forward_batch)
 
 
 def test_other_attention_backends_are_left_alone(model, rows, monkeypatch):
     from sglang.srt.layers.attention.hybrid_attn_backend import HybridAttnBackend
 
-    batch = model.batch([model.request(tokens(40))])
-    forward_batch = model.forward_batch(batch)
-    forward_batch.attn_backend = SimpleNamespace()
-    assert "not triton or trtllm_mha" in yoco_fast_prefill.decide(model.text, forward_batch)
-    forward_batch.attn_backend = HybridAttnBackend(model.runner, model.backend, SimpleNamespace())
-    assert yoco_fast_prefill.decide(model.text, forward_batch) == [1]
-    monkeypatch.setattr(model.backend, "enable_deterministic", True, raising=False)
-    assert "deterministic" in yoco_fast_prefill.decide(model.text, forward_batch)
+    forward_batch = model.forward_batch(model.batch([model.request(tokens(40))]))
+    assert "not triton or trtllm_mha" in decide(model, forward_batch, SimpleNamespace())
+    other = SimpleNamespace(needs_cpu_seq_lens=False)
+    hybrid = HybridAttnBackend(model.runner, model.backend, other)
+    assert decide(model, forward_batch, hybrid) == [1]
+    with monkeypatch.context() as patch:
+        patch.setattr(model.backend, "enable_deterministic", True, raising=False)
+        assert "deterministic" in decide(model, forward_batch, hybrid)
+    monkeypatch.setattr(model.backend, "_translate_kv_loc", object(), raising=False)
+    assert "share their memory" in decide(model, forward_batch, hybrid)
 
 
 @pytest.mark.parametrize(
@@ -326,6 +325,48 @@ def test_the_switch_of_the_seed(model, arm):
     forward_batch = model.forward_batch(model.batch([model.request(tokens(40))]))
     assert not hasattr(forward_batch, yoco_plan.FACTS)
     model.clear()
+
+
+def test_prompts_beside_decodes(model, rows):
+    """A mixed batch: each decode is a prompt of which all but one token is there."""
+    from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+    decoding = model.request(tokens(100))
+    model.forward(model.forward_batch(model.batch([model.take(decoding, 99)])))
+    batch = model.batch([model.request(tokens(50, seed=1)), model.take(decoding, 100)])
+    batch.forward_mode = ForwardMode.MIXED
+    got = model.forward(model.forward_batch(batch))
+    assert rows[-1][0] == 51
+    assert cut_rows(rows) == 2
+    same(got, plain(model, batch))
+
+
+def test_a_layer_that_leaves_a_sum_to_the_next_one_is_not_cut(model, rows, monkeypatch, caplog):
+    """No Gemma-4 layer does up to 0.5.23. If one did, no rows of a half sum could be taken."""
+    batch = model.batch([model.request(tokens(n)) for n in (100, 30)])
+    wanted = plain(model, batch)
+    monkeypatch.setattr(yoco_cut.forwards, "is_whole", lambda *args: False)
+    for _ in range(2):
+        got = model.forward(model.forward_batch(batch))
+        assert torch.equal(got.next_token_logits, wanted.next_token_logits)
+    assert cut_rows(rows) == 130
+    said = [r for r in caplog.records if "leaves a sum to the next one" in r.message]
+    assert len(said) == 1
+
+
+def test_what_a_layer_left_is_whole_or_not(model):
+    if not releases.has("sglang.srt.layers.layer_boundary"):
+        pytest.skip("a batch keeps no residual here")
+    from sglang.srt.layers.layer_boundary.residual import batch as residual_batch
+
+    hidden, batch = torch.ones(2, 3), SimpleNamespace(residual_stream=None)
+    residual_batch.start(batch)
+    assert yoco_cut.forwards.is_whole(hidden, batch)  # no layer ran yet
+    residual_batch.set_written(hidden, batch)
+    assert yoco_cut.forwards.is_whole(hidden, batch)
+    assert not yoco_cut.forwards.is_whole(hidden.clone(), batch)
+    batch.residual_stream.pending = object()
+    assert not yoco_cut.forwards.is_whole(hidden, batch)
 
 
 # --- metadata ------------------------------------------------------------------------------
@@ -352,8 +393,7 @@ def test_metadata_and_batch_are_as_before_afterwards(model, rows):
     forward_batch = model.prepare(model.forward_batch(batch))
     before, metadata = snapshot(model.backend), model.backend.forward_metadata
     fields = dict(vars(forward_batch))
-    with torch.no_grad():
-        model.text(forward_batch.input_ids, forward_batch.positions, forward_batch)
+    model.text_of(forward_batch)
     assert cut_rows(rows) == 2
     same_metadata(model.backend, before, metadata)
     assert vars(forward_batch).keys() == fields.keys()
@@ -372,8 +412,8 @@ def test_an_exception_in_a_shared_layer_leaves_nothing_behind(model, rows, monke
 
     with monkeypatch.context() as patch:
         patch.setattr(model.text.layers[number].mlp, "forward", fail)
-        with pytest.raises(RuntimeError, match="the layer's own"), torch.no_grad():
-            model.text(forward_batch.input_ids, forward_batch.positions, forward_batch)
+        with pytest.raises(RuntimeError, match="the layer's own"):
+            model.text_of(forward_batch)
     same_metadata(model.backend, before, metadata)
     assert not hasattr(forward_batch, yoco_fast_prefill.CUT)
     same(model.forward(model.forward_batch(batch)), plain(model, batch))
@@ -419,7 +459,6 @@ def test_the_page_table_guard_agrees_with_the_cut_tables(model, arm, monkeypatch
         trtllm_mha_backend.flashinfer.prefill, "trtllm_batch_context_with_kv_cache", spy
     )
     chunked = model.request(tokens(200))
-    chunked.fill_ids = []
     batch = model.batch([model.request(tokens(150)), model.take(chunked, 64)])
     model.forward(model.forward_batch(batch))
     assert tables == [2] * FIRST + [1] * TINY.kv_shared
@@ -437,15 +476,31 @@ def test_the_page_table_guard_agrees_with_the_cut_tables(model, arm, monkeypatch
     model.clear()
 
 
-# --- piecewise CUDA graphs -------------------------------------------------------------------
+# --- CUDA graphs of a prefill -------------------------------------------------------------------
 
 
-def test_inside_of_a_piecewise_graph_nothing_is_cut(model, rows):
-    from sglang.srt.compilation import piecewise_context_manager as context
+def prefill_graphs(forward_batch):
+    """SGLang's own ways to say that a graph of a prefill runs, of those that this release has."""
+    if releases.has("sglang.srt.compilation.piecewise_context_manager"):
+        from sglang.srt.compilation import piecewise_context_manager as module
 
+        yield module.set_forward_context(forward_batch, [], None, [], [])
+        return
+    from sglang.srt.model_executor.runner_backend_utils import tc_piecewise_cuda_graph as module
+
+    yield module.set_tc_piecewise_forward_context(forward_batch, [], None, [], [])
+    if releases.has("sglang.srt.model_executor.runner_utils.prefill_graph"):
+        from sglang.srt.model_executor.runner_utils import prefill_graph
+
+        yield prefill_graph.prefill_graph_scope(full_graph=False)
+
+
+def test_inside_of_a_graph_nothing_is_cut(model, rows):
     forward_batch = model.forward_batch(model.batch([model.request(tokens(40))]))
-    with context.set_forward_context(forward_batch, [], None, [], []):
-        assert "piecewise" in yoco_fast_prefill.decide(model.text, forward_batch)
+    for inside in prefill_graphs(forward_batch):
+        with inside:
+            assert "CUDA graph" in decide(model, forward_batch)
+        assert decide(model, forward_batch) == [1]
 
 
 def test_dynamo_traces_through_the_wrappers_and_sees_no_cut():
@@ -490,12 +545,23 @@ def test_from_how_many_spared_rows_on_a_graph_is_not_replayed(
     forward_batch = model.forward_batch(model.batch([model.request(tokens(40))]))
     runner = SimpleNamespace(model_runner=model.runner)
     can_run = yoco_fast_prefill.around_can_run
-    assert can_run(lambda *a: True, runner, forward_batch) is graph
-    assert can_run(lambda *a: False, runner, forward_batch) is False
+    with model.context():
+        assert can_run(lambda *a: True, runner, forward_batch) is graph
+        assert can_run(lambda *a: False, runner, forward_batch) is False
+    said = [text for _, text in yoco_fast_prefill.base._said if "SGLang's CUDA graph" in text]
+    assert len(said) == graph
+
+
+def test_the_graphs_of_other_models_are_left_alone(model, rows):
+    forward_batch = model.forward_batch(model.batch([model.request(tokens(40))]))
+    other = SimpleNamespace(model_runner=SimpleNamespace(model=torch.nn.Linear(1, 1)))
+    assert yoco_fast_prefill.around_can_run(lambda *a: True, other, forward_batch)
 
 
 def test_a_prefill_that_is_not_replayed_is_cut_in_a_compiled_model(model, rows):
     """SGLang puts a trampoline before the forward when it builds piecewise graphs."""
+    if not releases.has("sglang.srt.compilation.compile"):
+        pytest.skip("this SGLang has no such trampoline")
     from sglang.srt.compilation.compile import install_torch_compiled
 
     forward_batch = model.forward_batch(model.batch([model.request(tokens(40))]))
@@ -515,7 +581,12 @@ def test_it_is_around_the_other_paths_of_a_layer():
     from g4debug.hooking.hooks import Hooks
 
     hooks = Hooks()
-    paths = ("ple-tail", "triple-rmsnorm", yoco_fast_prefill.ID)
-    base.apply_all(hooks, dict.fromkeys(paths, True), {})
-    assert set(hooks.owners("gemma4.layer")) >= set(paths)
+    others = [name for name in ("ple-tail", "triple-rmsnorm") if _is_here(name)]
+    base.apply_all(hooks, dict.fromkeys([*others, yoco_fast_prefill.ID], True), {})
     assert hooks.owners("gemma4.layer")[-1] == yoco_fast_prefill.ID
+    inside = set(hooks.owners("gemma4.layer")) | set(hooks.owners("gemma4.next_stream"))
+    assert inside >= set(others)
+
+
+def _is_here(name):
+    return discovery.load("fix", name).is_for_this_release

@@ -1,7 +1,8 @@
 """Driven by test_yoco_engine.py, in a process of its own: mixed prefills on the CPU engine.
 
 Chunked prefill, prefix hits, one-token prompts, prompt logprobs beside none. Arguments: mtp,
-overlap, and split for prefill on triton, which Triton interprets, so with shorter answers.
+overlap, mixed (chunks of prompts in a batch with decodes), tp (two ranks), triton (the only
+backend), and split for prefill on triton, which Triton interprets, so with shorter answers.
 """
 
 import json
@@ -14,6 +15,14 @@ SPLIT = {
     "prefill_attention_backend": "triton",
     "decode_attention_backend": "trtllm_mha",
     "speculative_attention_mode": "decode",  # verify not on triton
+}
+
+
+WAYS = {
+    "split": SPLIT,
+    "triton": {"attention_backend": "triton"},
+    "mixed": {"enable_mixed_chunk": True},
+    "tp": {"tp_size": 2},
 }
 
 
@@ -40,7 +49,7 @@ def main():
             chunked_prefill_size=128,
             disable_overlap_schedule="overlap" not in sys.argv,
             log_level="info",
-            **(SPLIT if "split" in sys.argv else {}),
+            **{name: value for way in sys.argv[1:] for name, value in WAYS.get(way, {}).items()},
         )
     )
     output = OUTPUT // 3 if "split" in sys.argv else OUTPUT

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import releases
 from real_engine import ENGINE, drive, side_by_side
 
 DRIVER = Path(__file__).with_name("drive_yoco.py")
@@ -14,10 +15,21 @@ pytestmark = [
 ]
 
 
+# On speculative decoding v2, FROZEN_KV_MTP runs with overlap scheduling only.
+MTP = ["mtp"] if releases.has_v1_worker() else ["mtp", "overlap"]
+MORE = pytest.mark.long("a minute each; the three others cover the most of it")
+
+
 @pytest.mark.parametrize(
     "arguments",
-    [["mtp"], ["mtp", "split"], ["overlap"]],
-    ids=["mtp", "mtp, prefill on triton", "overlap, no MTP"],
+    [
+        pytest.param(MTP, id="mtp"),
+        pytest.param([*MTP, "split"], id="mtp, prefill on triton"),
+        pytest.param(["overlap"], id="overlap, no MTP"),
+        pytest.param(["overlap", "mixed"], id="mixed chunks", marks=MORE),
+        pytest.param(["triton"], id="triton alone, no overlap, no MTP", marks=MORE),
+        pytest.param([*MTP, "tp"], id="mtp on two ranks", marks=MORE),
+    ],
 )
 def test_the_same_answers_and_no_tracer_fires(tmp_path, arguments):
     def run(name, **environ):

@@ -18,12 +18,13 @@ It works with every backend for which the adapter names the buffers behind the m
 from __future__ import annotations
 
 import copy
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import torch
 
 from g4debug.backends import adapter_of, adapters, names, phases
+from g4debug.fixes.paths.yoco_fast_prefill import forwards
 from g4debug.fixes.triton_decode_window import whole_window
 
 
@@ -31,7 +32,8 @@ class Cut:
     """The cut of one forward. rows: int64 [kept], the rows of the batch that go on.
 
     batch is None if no row goes on. ``enter`` is called at the first KV-shared layer, and ``leave``
-    at the end of the forward, also after an exception.
+    at the end of the forward, also after an exception. given_up: why all rows go on after all, ''
+    if the cut is made.
     """
 
     def __init__(self, forward_batch: Any, kept: list[int], first: int) -> None:
@@ -40,14 +42,16 @@ class Cut:
         self.backend = prefill_backend(forward_batch)
         self.batch: Any = None
         self.entered = False
+        self.given_up = ""
         self.positions: torch.Tensor | None = None
-        self._before: Any = None
+        self._put_back = ExitStack()
         if not any(kept):
             return
         self.rows, self.batch = cut_batch(forward_batch, kept)
         adapter = adapter_of(self.backend)
         if max(kept) == 1 and adapter is not None and adapter.decode_is_spread:
-            as_decode(self.batch, self.backend)
+            as_decode(self.batch)
+        forwards.plan_slots(self.backend, self.batch)
         self.metadata = cut_metadata(self.backend, self.batch)
         mask = getattr(self.backend.forward_metadata, "custom_mask", None)
         # A single row attends to itself and to all before it, so it needs no mask.
@@ -55,19 +59,32 @@ class Cut:
             cut_mask(self.backend.forward_metadata, self.metadata, forward_batch, kept)
 
     def enter(self, positions: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Let the backend use the cut metadata. Returns the rows [kept, hidden] that go on."""
+        """Let the layers use the cut metadata. Returns the rows [kept, hidden] that go on.
+
+        If the layer before has not added up its output, all rows go on; see ``given_up``.
+        """
+        if not forwards.is_whole(hidden_states, self.full):
+            self.given_up = "a layer leaves a sum to the next one, and rows of it cannot be taken"
+            return hidden_states
         self.entered = True
         if self.batch is None:
             # Keep one row, so that the kernel of the final norm does not get an empty tensor.
-            return hidden_states[:1]
-        self._before = self.backend.forward_metadata
-        self.backend.forward_metadata = self.metadata
-        self.positions = positions[self.rows]
-        return hidden_states[self.rows]
+            kept = hidden_states[:1]
+        else:
+            self._put_back.callback(
+                setattr, self.backend, "forward_metadata", self.backend.forward_metadata
+            )
+            self.backend.forward_metadata = self.metadata
+            # A hybrid backend would give a decode step to its other half.
+            self._put_back.enter_context(forwards.attention_on(self.backend, self.batch))
+            self.positions = positions[self.rows]
+            kept = hidden_states[self.rows]
+        forwards.leave_residual(kept, self.full, self.batch)
+        return kept
 
     def leave(self) -> None:
-        if self._before is not None:
-            self.backend.forward_metadata, self._before = self._before, None
+        """Put SGLang's own metadata and context back. A second call does nothing."""
+        self._put_back.close()
 
     def scatter(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Put [kept, hidden] back into [all rows, hidden]. Rows that nobody reads are zero."""
@@ -79,7 +96,7 @@ class Cut:
 
 def prefill_backend(forward_batch: Any) -> Any:
     """The backend that runs this prefill's attention."""
-    return phases.selected(forward_batch.attn_backend, forward_batch.forward_mode)
+    return phases.selected(forwards.backend_of(forward_batch), forward_batch.forward_mode)
 
 
 def unsupported(backend: Any) -> str:
@@ -90,6 +107,8 @@ def unsupported(backend: Any) -> str:
         return f"prefill attention is {type(backend).__name__}, not {fit}"
     if getattr(backend, "enable_deterministic", False):
         return "deterministic inference"  # its kernel takes the SWA slots of all rows
+    if forwards.moves_slots(backend):
+        return "KV pools that share their memory"
     return ""
 
 
@@ -125,7 +144,10 @@ def cut_batch(forward_batch: Any, kept: list[int]) -> tuple[torch.Tensor, Any]:
         before = getattr(b, name)
         setattr(cut, name, values if before is None else values.to(before.dtype))
     cut.extend_seq_lens_cpu, cut.extend_prefix_lens_cpu = extend, prefix
-    cut.extend_num_tokens = cut.num_token_non_padded_cpu = len(rows)
+    cut.extend_num_tokens = len(rows)
+    for name in ("num_token_non_padded_cpu", "global_num_token_non_padded_cpu"):
+        if hasattr(b, name):
+            setattr(cut, name, len(rows))
     cut.extend_logprob_start_lens_cpu = None
     cut.return_logprob = False
     for name in ("input_ids", "positions", "out_cache_loc", "out_cache_loc_swa"):
@@ -133,7 +155,8 @@ def cut_batch(forward_batch: Any, kept: list[int]) -> tuple[torch.Tensor, Any]:
     if len(who) < len(kept):
         for name in ("req_pool_indices", "seq_lens", "orig_seq_lens"):
             _select(cut, name, index)
-        _select(cut, "seq_lens_cpu", torch.tensor(who))
+        for name in ("seq_lens_cpu", "req_pool_indices_cpu"):
+            _select(cut, name, torch.tensor(who))
         for name in ("rids", "mm_inputs", "lora_ids"):
             values = getattr(b, name)
             setattr(cut, name, None if values is None else [values[i] for i in who])
@@ -141,16 +164,15 @@ def cut_batch(forward_batch: Any, kept: list[int]) -> tuple[torch.Tensor, Any]:
     return at, cut
 
 
-def as_decode(batch: Any, backend: Any) -> None:
-    """Turn a cut batch in which each request has one row into a decode step on ``backend``."""
+def as_decode(batch: Any) -> None:
+    """Turn a cut batch in which each request has one row into a decode step."""
     from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
     batch.forward_mode, batch.spec_info = ForwardMode.DECODE, None
-    batch.attn_backend = backend  # a hybrid would use its other backend for a decode step
 
 
 def _select(batch: Any, name: str, at: torch.Tensor) -> None:
-    tensor = getattr(batch, name)
+    tensor = getattr(batch, name, None)
     if tensor is not None:
         setattr(batch, name, tensor[at])
 

@@ -1,0 +1,159 @@
+"""Measures whether debugging may be left on: off beside `watch` beside `=1`, against their goals.
+
+    python benchmarks/leave_it_on.py --out FOLDER [--seconds 540] [--device cuda|cpu]
+        [--model E4B-32k] [--variants off,off-again,watch,armed] [--seed 1] [--first-round 0]
+        [--quick]
+    python benchmarks/leave_it_on.py --judge FOLDER [--csv FILE]
+
+All servers are up at once on one device and take short turns, in an order that is drawn anew for
+each round (measuring/together.py), under the load of tracer_overhead.py: shared prefixes, the
+prefix cache on and evicting, CUDA graphs, overlap scheduling and FROZEN_KV_MTP where the release
+has them; 1, 8 and 64 requests at a time. Rows are written to FOLDER/requests.csv as they come, so
+that a run that is cut off is not lost, and no round begins that would not end within --seconds.
+Several calls with other --first-round go into folders of their own, and `tracer_overhead.py
+--merge` puts them into one.
+
+A figure *holds* if its whole 95 % interval lies at or below the goal; it *fails* if the whole
+interval lies above; else the rounds do not tell, which is no proof. The goals: `watch` 0.5 % and
+`=1` 2 %, on a step, a token, the first token (median and 99th percentile) and the throughput, at
+each batch. The line `debugging off, another server` says how far two servers alike differ: what is
+closer than that cannot be told by this run. It has no goal. The verdicts go to FOLDER/verdict.csv.
+
+Without MTP: --variants no-mtp,armed-no-mtp,watch-no-mtp. Beside SGLang's own checks: add kv-canary
+(which does not run with MTP), page-invariants, strict.
+
+The exit code is 0 if all figures hold, 3 if some do not, and 1 if a server died.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tracer_overhead
+from measuring import models, options, overhead, results, tracers
+from measuring.overhead import Figure
+
+GOALS = {"watch": 0.005, "armed": 0.02, "watch-no-mtp": 0.005, "armed-no-mtp": 0.02}
+VARIED = ("off", "off-again", "watch", "armed")
+DOES_NOT_HOLD = 3
+COLUMNS = (
+    "batch", "variant", "metric", "value", "low", "high", "rounds", "goal", "verdict",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One figure of a variant beside its goal. goal: 0.02 for 2 %; None if it has none."""
+
+    batch: int
+    variant: str
+    metric: str
+    figure: Figure
+    goal: float | None
+
+    @property
+    def word(self) -> str:
+        if self.goal is None:
+            return ""
+        if self.figure.rounds < 2:
+            return "one round: no interval"
+        if self.figure.high <= self.goal:
+            return "holds"
+        return "FAILS" if self.figure.low > self.goal else "not told"
+
+
+def judge(rows: Sequence[Mapping[str, Any]]) -> Iterator[Verdict]:
+    """The verdicts on the variants that are in these rows, by batch and variant."""
+    present = {str(r["variant"]) for r in rows}
+    for batch in sorted({int(r["batch"]) for r in rows}):
+        for variant, (base, _) in tracer_overhead.COMPARED.items():
+            if variant not in present or base not in present:
+                continue
+            for metric, figure in overhead.compare(rows, batch, base, variant).items():
+                yield Verdict(batch, variant, metric, figure, GOALS.get(variant))
+
+
+def table(verdicts: Sequence[Verdict]) -> list[str]:
+    """Lines of Markdown: one for each variant and batch."""
+    lines = [
+        f"| batch | what | goal | rounds | {' | '.join(overhead.METRICS)} |",
+        "|---|---|---|---" + "|---" * len(overhead.METRICS) + "|",
+    ]
+    rows: dict[tuple[int, str], dict[str, Verdict]] = {}
+    for verdict in verdicts:
+        rows.setdefault((verdict.batch, verdict.variant), {})[verdict.metric] = verdict
+    for (batch, variant), mine in rows.items():
+        cells = []
+        for metric in overhead.METRICS:
+            it = mine.get(metric)
+            cells.append("" if it is None else f"{it.figure} {it.word}".strip())
+        first = next(iter(mine.values()))
+        goal = "" if first.goal is None else f"{first.goal:.1%}"
+        what = tracer_overhead.COMPARED[variant][1]
+        told = f"| {batch} | {what} | {goal} | {first.figure.rounds} |"
+        lines.append(f"{told} {' | '.join(cells)} |")
+    return lines
+
+
+def write(verdicts: Sequence[Verdict], path: Path) -> None:
+    """The verdicts as CSV: batch, variant, metric, value, low, high, rounds, goal, verdict."""
+    with path.open("w", newline="") as sink:
+        out = csv.writer(sink)
+        out.writerow(COLUMNS)
+        for it in verdicts:
+            of = it.figure
+            numbers = [f"{x:.5f}" for x in (of.value, of.low, of.high)]
+            goal = "" if it.goal is None else it.goal
+            out.writerow([it.batch, it.variant, it.metric, *numbers, of.rounds, goal, it.word])
+
+
+def concluded(folder: Path, to: Path | None = None) -> int:
+    """Print the table of a folder's requests.csv, and write its verdicts. The exit code."""
+    path = folder / "requests.csv"
+    if not path.is_file():
+        print(f"{path}: there is no such file; no round was measured", file=sys.stderr)
+        return 1
+    found = list(judge(results.read(path)[1]))
+    print("\n".join(table(found)))
+    write(found, to or folder / "verdict.csv")
+    held = [it for it in found if it.goal is not None]
+    good = sum(it.word == "holds" for it in held)
+    print(f"\n{good} of {len(held)} figures hold")
+    return 0 if held and good == len(held) else DOES_NOT_HOLD
+
+
+def main() -> int:
+    parser = options.parser(__doc__, "cuda", out="the folder for the CSV files")
+    parser.add_argument("--seconds", type=int, default=540, help="begin no round after these")
+    parser.add_argument("--seed", type=int, default=1, help="of the orders and the requests")
+    parser.add_argument("--first-round", type=int, default=0)
+    parser.add_argument("--rounds", type=int, default=1000, help="at most so many")
+    parser.add_argument(
+        "--variants", type=tracers.variant_names, default=VARIED, help=f"({','.join(VARIED)})"
+    )
+    parser.add_argument("--model", choices=models.GEOMETRIES, default="E4B-32k", help="on a GPU")
+    parser.add_argument("--quick", action="store_true", help="few requests, to try the script")
+    parser.add_argument("--judge", type=Path, metavar="FOLDER", help="measure nothing")
+    parser.add_argument("--csv", type=Path, help="with --judge: where the verdicts go")
+    args = parser.parse_args()
+    if args.judge:
+        return concluded(args.judge, args.csv)
+    if not args.out:
+        parser.error("--out is needed: the folder for the CSV files")
+    args.out.mkdir(parents=True, exist_ok=True)
+    args = argparse.Namespace(**vars(args), together=1, contexts=(), tp=1)
+    with tempfile.TemporaryDirectory(prefix="g4debug-leave-it-on-") as folder:
+        died = tracer_overhead.measure_together(args, Path(folder))
+    told = concluded(args.out)
+    return 1 if died else told
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,174 @@
+"""What SGLang's prefix cache says of itself without waiting for the device: sizes, paths, locks.
+
+Which slots its nodes hold is read by :mod:`g4debug.ledger.cache_tree`, which explains the trees.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class Sizes(NamedTuple):
+    """How many tokens of a pool the prefix cache says that it has: those that it may evict, and
+    those that somebody has locked."""
+
+    evictable: int
+    protected: int
+
+
+class Unlocked(NamedTuple):
+    """Tokens of each pool that a node and those above it hold, and that nobody has locked.
+
+    exact: if not, it may be fewer.
+    """
+
+    full: int
+    swa: int
+    exact: bool = True
+
+
+class PathNode(NamedTuple):
+    """One node on the way from the root: its id, the tokens ``begin`` to ``end`` - 1 that its key
+    has, and how many slots its value has, -1 if it has none."""
+
+    id: int
+    begin: int
+    end: int
+    slots: int
+
+
+def innermost(tree: Any) -> Any:
+    """The prefix cache itself: a StreamingSession may be wrapped around it."""
+    return getattr(tree, "inner", tree)
+
+
+def core(tree: Any) -> Any:
+    """The part of a prefix cache that has the nodes."""
+    return getattr(tree, "tree_core", tree)
+
+
+def root(tree: Any) -> Any:
+    """The root of a tree in Python; None where there is no tree, or it is not in Python."""
+    try:
+        return getattr(core(tree), "root_node", None)
+    except NotImplementedError:  # the tree in Rust
+        return None
+
+
+def is_native(tree: Any) -> bool:
+    """True if the tree is not in Python: it lists its slots, and shows no nodes."""
+    return hasattr(tree, "tree_core") and root(tree) is None
+
+
+def sizes(tree: Any, pool: str, hybrid: bool) -> Sizes | None:
+    """The tree's own count of its size in a pool; None if it is no tree.
+
+    pool: "full" or "swa". hybrid: there are both.
+    """
+    if not is_native(tree) and root(tree) is None:
+        return None
+    prefix = f"{pool}_" if hybrid else ""
+    return Sizes(
+        int(getattr(tree, f"{prefix}evictable_size")()),
+        int(getattr(tree, f"{prefix}protected_size")()),
+    )
+
+
+def value_of(node: Any) -> Any:
+    """The slots of a node in Python, None if it has none on the device."""
+    data = getattr(node, "component_data", None)
+    return node.value if data is None else data[0].value  # 0 is the component of the full pool
+
+
+def swa_tokens_of(node: Any) -> int:
+    """How many tokens of a node in Python have a SWA page: 0 for a tombstone."""
+    data = getattr(node, "component_data", None)
+    if data is not None:
+        swa = data[1].value  # the component of the SWA pool
+        return 0 if swa is None else len(swa)
+    if not hasattr(node, "swa_tombstone") or node.swa_tombstone or node.value is None:
+        return 0
+    return len(node.value)
+
+
+def is_locked(node: Any, pool: str) -> bool:
+    """True if somebody has locked a node in Python, in the full or the SWA pool."""
+    data = getattr(node, "component_data", None)
+    if data is not None:
+        return bool(data[0 if pool == "full" else 1].lock_ref)
+    return bool(getattr(node, f"{pool}_lock_ref", getattr(node, "lock_ref", 0)))
+
+
+def path(tree: Any, node: Any) -> list[PathNode]:
+    """The nodes from the root to ``node``, without the root; [] if the tree does not tell.
+
+    node: a node, or its id where SGLang gives out ids. Does not wait.
+    """
+    if isinstance(node, int):
+        native = core(tree)
+        if is_native(tree):
+            if not hasattr(native, "collect_path_info"):
+                return []
+            (infos,) = native.collect_path_info((node,))
+            return [
+                PathNode(
+                    i.node_id, i.path_start, i.path_end,
+                    -1 if i.full_value_len is None else i.full_value_len,
+                )
+                for i in infos
+            ]  # fmt: skip
+        node = native.node_by_id(node)
+    found: list[Any] = []
+    while node is not None and node.parent is not None:
+        found.append(node)
+        node = node.parent
+    at, told = 0, []
+    for one in reversed(found):
+        value = value_of(one)
+        end = at + len(one.key)
+        told.append(PathNode(one.id, at, end, -1 if value is None else len(value)))
+        at = end
+    return told
+
+
+def end(tree: Any, node: Any) -> int | None:
+    """At which token ``node`` ends, 0 for the root; None if the tree does not tell. Does not wait.
+
+    node: as of :func:`path`.
+    """
+    if isinstance(node, int) and is_native(tree) and not hasattr(core(tree), "collect_path_info"):
+        return None
+    nodes = path(tree, node)
+    return nodes[-1].end if nodes else 0
+
+
+def unlocked_above(tree: Any, node: Any) -> Unlocked:
+    """How many evictable tokens a lock of ``node`` would take away from each pool.
+
+    SGLang locks the prefix of a request before it asks whether there is room for the rest: all of
+    its full pages, and SWA pages for a window. Does not wait. node: as of :func:`path`.
+    """
+    window = getattr(tree, "sliding_window_size", None) or 0
+    if node is None or (root(tree) is None and not is_native(tree)):
+        return Unlocked(0, 0)  # a chunk cache
+    if is_native(tree):  # it does not say which nodes are locked, without waiting for the device
+        nodes_ = path(tree, node)
+        begins = [one.begin for one in nodes_ if nodes_[-1].end - one.end < window]
+        full, swa = tree.full_evictable_size(), tree.swa_evictable_size()
+        return Unlocked(
+            min(sum(one.slots for one in nodes_ if one.slots > 0), int(full)),
+            min(nodes_[-1].end - begins[0] if begins else 0, int(swa)),
+            exact=False,
+        )
+    if isinstance(node, int):
+        node = core(tree).node_by_id(node)
+    full = swa = covered = 0
+    while node is not None and node.parent is not None:
+        value = value_of(node)
+        if value is not None and not is_locked(node, "full"):
+            full += len(value)
+        if covered < window and not is_locked(node, "swa"):
+            swa += swa_tokens_of(node)
+        covered += len(node.key)
+        node = node.parent
+    return Unlocked(full, swa)

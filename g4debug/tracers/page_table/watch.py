@@ -1,0 +1,57 @@
+"""What ``SGLANG_TRTLLM_MHA_DEBUG=watch`` arms of page-table: the guard without books.
+
+It asks one thing of each live cell of a page table, and of each entry of a list of tokens: is it
+inside the pool of its layer? That needs no ledger, no copy of the rows when a forward is launched,
+and no hook at an allocator. A page of the pool that is another request's, free or stale is not
+seen. A cell outside the pool is certainly wrong, whatever the server does, so nothing has to
+confirm it.
+
+In mode ``contain`` the kernel gets page 0 in its place: the answer is lost, and the server lives.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from g4debug.sanitizer.backend_state import BackendState
+from g4debug.tracers.base import Context, Tracer
+from g4debug.tracers.page_table.tracer import PageTableTracer
+
+WHY = (
+    "SGLANG_TRTLLM_MHA_DEBUG=watch keeps no books of the pages, so a page that is another's, free "
+    "or stale is not seen; =1 sees it"
+)
+
+
+class NoBooks(BackendState):
+    """Backends of which nothing is known but the pools: only ranges can be checked."""
+
+    def learn(self, backend: Any, model_runner: Any, page_size: int) -> None:
+        self.known.add(id(backend))
+
+
+class RangeGuard(PageTableTracer):
+    """Page tables and lists of tokens, by their ranges."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self.backends = NoBooks(None, self.snapshots)
+        self.repair = False  # nothing is replaced but what would be read outside of the pool
+
+    def install(self) -> None:
+        super().install()
+        self.context.status.limit("ranges only", WHY, quiet=True)  # the start-up line says watch
+
+    def follow(self) -> None:
+        """Only the sites at which what the kernel left is read: there is no copy to be made."""
+        self.context.after("scheduler.run_batch", self.after_run_batch)
+        self.context.before("scheduler.stream_output", self.before_stream_output)
+        self.context.on_exception("scheduler.run_event_loop", self.poll)
+
+
+WATCH = Tracer(
+    id="page-table",
+    title="each live cell of a page table, and each entry of a list, is inside the layer's pool",
+    install=lambda context: RangeGuard(context).install(),
+    each_forward=True,
+)

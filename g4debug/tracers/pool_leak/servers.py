@@ -1,0 +1,34 @@
+"""Says on which servers everything that can hold a page is known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from g4debug.hooking.resolved import server_argument
+from g4debug.sanitizer.unsupported import other_books
+
+# The prefix caches that are known here. A subclass may hold pages elsewhere (in host memory).
+CACHES = ("SWARadixCache", "RadixCache", "SWAChunkCache", "ChunkCache", "UnifiedRadixCache")
+
+
+def has_sessions(tree: Any) -> bool:
+    """True if streaming sessions keep KV between their turns."""
+    return any(getattr(one, "slots", None) for one in (tree, getattr(tree, "session", None)))
+
+
+def unusable(scheduler: Any) -> str:
+    """Why this server cannot be checked, '' if it can."""
+    cache = scheduler.tree_cache
+    inner = getattr(cache, "inner", cache)  # a StreamingSession is wrapped around the cache
+    name = type(inner).__name__
+    topk = server_argument(scheduler.server_args, "speculative_eagle_topk", 1)
+    # The unified cache can have a second level, in host memory or elsewhere.
+    second = [n for n in ("cache_controller", "linker") if getattr(inner, n, None)]
+    why = other_books(scheduler.server_args)
+    if second and not why:
+        why = f"it cannot check this server, whose prefix cache {name} keeps pages in a second "
+        why += f"level, too (its {' and '.join(second)})"
+    if not why and (name not in CACHES or topk != 1):
+        why = f"it cannot check this server, whose prefix cache is {name} (known: "
+        why += f"{', '.join(CACHES)}) and whose speculative_eagle_topk is {topk} (known: 1)"
+    return why
