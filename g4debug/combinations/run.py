@@ -20,7 +20,7 @@ from g4debug.combinations.seen import (
     SWA_POOL,
     Combination,
 )
-from g4debug.hooking.targets import CPU, H200, ran_on
+from g4debug.hooking.targets import CPU, H100, H200, ran_on
 
 _SWA, _MHA, _MLA = "SWAKVPool of MHATokenToKVPool", "MHATokenToKVPool", "MLATokenToKVPool"
 _LINEAR = "HybridLinearKVPool of MHATokenToKVPool"
@@ -92,6 +92,7 @@ RUNS: tuple[Run, ...] = (
     Run("Llama, Qwen3", MHA, NO_WINDOW, _MHA, ("fa3",), _PLAIN, _NEW),
     Run("Llama, Qwen3", MHA, NO_WINDOW, _MHA, ("flashinfer",), _PLAIN, _NEW),
     Run("Llama, Qwen3", MHA, NO_WINDOW, _MHA, ("torch_native",), _PLAIN, _NEW),
+    Run("Llama", MHA, NO_WINDOW, _MHA, ("triton",), (NO_DRAFT, "EAGLE"), {"0.5.12.post1": (H100,)}),
     Run("Llama", MHA, NO_WINDOW, _MHA, ("trtllm_mha",), _OTHER_DRAFTS, _NEW),
     Run("Llama", MHA, NO_WINDOW, _MHA, ("triton",), _OTHER_DRAFTS, _NEW),
     Run("gpt-oss", SINKS, SWA_POOL, _SWA, _BOTH, _PLAIN, _NEW),
