@@ -13,11 +13,11 @@ from g4debug.backends import adapters
 from g4debug.hooking import targets
 
 ROOT = Path(__file__).resolve().parents[2]
-# The adapters, the sites of each release, the stand-ins for kernels of a backend, and the table of
-# what was run with which.
+# The adapters, the sites of each release, the stand-ins for kernels of a backend, the table of
+# what was run with which, and what logs of any server say.
 KNOW_THEM = (
     "g4debug/backends/", "g4debug/hooking/targets.py", "g4debug/cpu/",
-    "g4debug/combinations/run.py",
+    "g4debug/combinations/run.py", "g4debug/triage/",
 )  # fmt: skip
 # Packages of these names in lists of packages: the compiler, and the library of kernels.
 PACKAGES = {

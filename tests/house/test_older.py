@@ -24,6 +24,7 @@ READERS = {
     "hooking.hooks": "the sites that a hook is for",
     "hooking.older": "the names of the folders",
     "fixes.base": "needs, elsewhere",
+    "cli.triage": "the release that a log names, which need not be this one",
     "faults.base": "needs",
     "cpu.attach": "the releases of a stand-in",
 }
@@ -136,11 +137,11 @@ def test_the_rule_sees_what_it_forbids(line: str) -> None:
 
 
 def test_an_algorithm_is_named_by_its_adapter_alone() -> None:
-    """And by a fix that is about it, and by the table of what was run."""
+    """And by a fix that is about it, by the table of what was run, and by what logs say."""
     names = {adapter.name for adapter in speculation.adapters()}
     assert names
     for name, path in modules().items():
-        known = ("speculation.", "fixes.", "combinations.run")
+        known = ("speculation.", "fixes.", "combinations.run", "triage.patterns")
         if name.startswith(known) or folder(name):
             continue
         tree = ast.parse(path.read_text())
