@@ -141,7 +141,7 @@ def test_an_algorithm_is_named_by_its_adapter_alone() -> None:
     names = {adapter.name for adapter in speculation.adapters()}
     assert names
     for name, path in modules().items():
-        known = ("speculation.", "fixes.", "combinations.run", "triage.patterns")
+        known = ("speculation.", "fixes.", "combinations.run", "triage.")
         if name.startswith(known) or folder(name):
             continue
         tree = ast.parse(path.read_text())
