@@ -53,6 +53,8 @@ CALLS = {
     "autopsy-json": ("autopsy", "DIR/core", "DIR/mapped.pt", "--json"),
     "where": ("where", "0x7f0000000000", "DIR/mapped.pt"),
     "where-json": ("where", "0x7f0000000000", "DIR/mapped.pt", "--json"),
+    "triage": ("triage", "17"),
+    "triage-json": ("triage", "17", "--json"),
     "trace": ("trace", "77e1", "DIR/a.pt"),
     "trace-json": ("trace", "77e1", "DIR/a.pt", "--json"),
     "cpu-server-help": ("cpu-server", "--help"),
