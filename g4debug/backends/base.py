@@ -244,6 +244,23 @@ class ListAdapter(Adapter):
     """A backend that hands lists of tokens to its kernels."""
 
     @abstractmethod
+    def entries_of(self, backend: Any, layer: Any) -> torch.Tensor | None:
+        """The entries of the list that this layer's kernel gets, None if it gets none."""
+
+    @abstractmethod
+    def lists(self, backend: Any, layer: Any, guard: Guarding) -> TokenLists | None:
+        """The list for the kernel of this layer. None, with a limit, if it cannot be judged."""
+
+    def hand_over(self, backend: Any, layer: Any, batch: Any, guard: Guarding) -> None:
+        """Have the list of a layer judged, unless a layer before it got the same one."""
+        entries = self.entries_of(backend, layer)
+        if entries is not None and guard.listed(entries, backend, layer):
+            return
+        lists = self.lists(backend, layer, guard)
+        if lists is not None:
+            guard.token_lists(self, lists, backend, layer, batch)
+
+    @abstractmethod
     def all_lists(self, backend: Any, static: int | None) -> dict[str, tuple[Any, Any]]:
         """(indices, indptr) of the lists "full" and "window", each as in ``TokenLists`` or None.
 

@@ -87,13 +87,7 @@ class FlashInfer(ListAdapter):
         ) -> None:
             if self.is_inherited_by(backend) or self.reads_no_list(backend, forward_batch, guard):
                 return
-            wrapper, sliding = self.wrapper(backend, layer)
-            indices = self.entries(wrapper)
-            if indices is not None and guard.listed(indices, backend, layer):
-                return
-            lists = self.lists(backend, wrapper, sliding, guard)
-            if lists is not None:
-                guard.token_lists(self, lists, backend, layer, forward_batch)
+            self.hand_over(backend, layer, forward_batch, guard)
 
         context.after(self.metadata, after_metadata)
         if not targets.captures_apart():  # before that, nothing of a graph is known, nor judged
@@ -194,10 +188,11 @@ class FlashInfer(ListAdapter):
         features = ("enable_mis", "is_dllm_model")
         return reason == "CROSS_ATTENTION" or any(getattr(backend, f, False) for f in features)
 
-    def lists(
-        self, backend: Any, wrapper: Any, sliding: bool, guard: Guarding
-    ) -> TokenLists | None:
-        """The lists that a wrapper was planned with. None, with a limit, if they are not judged."""
+    def entries_of(self, backend: Any, layer: Any) -> torch.Tensor | None:
+        return self.entries(self.wrapper(backend, layer)[0])
+
+    def lists(self, backend: Any, layer: Any, guard: Guarding) -> TokenLists | None:
+        wrapper, sliding = self.wrapper(backend, layer)
         of = planned(backend.forward_metadata)
         rows = 0 if of.lengths is None else of.lengths.shape[0]
         indices, indptr = self.entries(wrapper), self.begins(backend, wrapper, rows)

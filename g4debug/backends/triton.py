@@ -128,12 +128,7 @@ class Triton(ListAdapter):
             *args: Any,
             **kwargs: Any,
         ) -> None:
-            indices = _entries(backend.forward_metadata, layer)
-            if indices is not None and guard.listed(indices, backend, layer):
-                return
-            lists = self.lists(backend, layer, guard)
-            if lists is not None:
-                guard.token_lists(self, lists, backend, layer, forward_batch)
+            self.hand_over(backend, layer, forward_batch, guard)
 
         context.after("attn.triton.metadata", after_metadata)
         if targets.captures_apart():
@@ -205,11 +200,18 @@ class Triton(ListAdapter):
         )
         setattr(backend.forward_metadata, _BUILT, found)
 
+    def entries_of(self, backend: Any, layer: Any) -> torch.Tensor | None:
+        metadata = backend.forward_metadata
+        found: torch.Tensor | None = (
+            metadata.window_kv_indices if _slides(layer) else metadata.kv_indices
+        )
+        return found
+
     def lists(self, backend: Any, layer: Any, guard: Guarding) -> TokenLists | None:
-        """The lists for the kernel of this layer. None, with a limit, if they cannot be judged."""
         metadata = backend.forward_metadata
         of = built(metadata)
-        sliding, indices = _slides(layer), _entries(metadata, layer)
+        sliding = _slides(layer)
+        indices: Any = self.entries_of(backend, layer)
         indptr = metadata.window_kv_indptr if sliding else metadata.kv_indptr
         why = of.why
         if sliding and getattr(metadata, "aligned_window_kv_indices", None) is not None:
@@ -251,11 +253,6 @@ def decode_keys(backend: Any) -> int | None:
 
 def _slides(layer: Any) -> bool:
     return layer.sliding_window_size is not None and layer.sliding_window_size > -1
-
-
-def _entries(metadata: Any, layer: Any) -> Any:
-    """The entries of the lists that this layer's kernel gets: a tensor, or None."""
-    return metadata.window_kv_indices if _slides(layer) else metadata.kv_indices
 
 
 def built(metadata: Any) -> Built:
