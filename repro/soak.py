@@ -81,8 +81,8 @@ def run(armed: bool, args: Namespace, folder: Path, console: Console) -> Outcome
         engine["draft"] = args.draft
     if args.tp > 1:
         engine["tp_size"] = args.tp
-    if armed and args.not_run:
-        env["G4DEBUG_NOT_RUN_ON_THIS_RELEASE"] = "1"
+    if armed and args.device == "cuda":
+        env["G4DEBUG_NOT_RUN_ON_THIS_RELEASE"] = "1"  # this is the script that runs it there
     if args.backend:
         engine |= dict.fromkeys(BACKENDS, args.backend)
     with console.status(name):
@@ -139,11 +139,6 @@ def main() -> int:
     parser.model()
     parser.add_argument("--draft", default="", choices=("", *DRAFTS, "ngram"), metavar="NAME")
     parser.number("--tp", "tensor-parallel ranks, each on a GPU of its own", 1, "RANKS")
-    parser.add_argument(
-        "--not-run",
-        action="store_true",
-        help="let it start where this combination was never run (it is what shows that it can be)",
-    )
     parser.keep("logs and dumps")
     parser.add_argument(
         "--v2", action="store_true", help="the armed run has FROZEN_KV_MTP on v2 (0.5.12.post1)"

@@ -5,6 +5,7 @@ the suites is there; Gemma-4's is as it was.
 from __future__ import annotations
 
 import importlib
+import json
 from pathlib import Path
 
 import pytest
@@ -136,14 +137,36 @@ def test_a_server_is_drawn_for_a_model(suite, name):
 
 
 @pytest.mark.parametrize(
-    ("module", "options"),
-    [("soak", ["--device", "cuda"]), ("fuzz", ["--corrupt"]), ("history_suite", ["--replay"])],
+    ("module", "model", "options"),
+    [
+        ("soak", "deepseek", ["--device", "cuda"]),  # it has no shape for a GPU
+        ("soak", "qwen3", ["--device", "cuda", "--draft", "eagle"]),
+        ("fuzz", "llama", ["--corrupt"]),
+        ("history_suite", "llama", ["--replay"]),
+    ],
 )
-def test_what_goes_with_no_other_model_is_refused(suite, monkeypatch, capsys, module, options):
-    monkeypatch.setattr("sys.argv", [module, "--model", "llama", *options])
+def test_what_does_not_go_with_a_model_is_refused(
+    suite, monkeypatch, capsys, module, model, options
+):
+    monkeypatch.setattr("sys.argv", [module, "--model", model, *options])
     with pytest.raises(SystemExit, match="2"):
         importlib.import_module(module).main()
-    assert "--model llama: " in capsys.readouterr().err
+    said = "--draft eagle: " if "--draft" in options else f"--model {model}: "
+    assert said in capsys.readouterr().err
+
+
+def test_a_model_on_a_gpu_has_its_real_shape(suite, monkeypatch, tmp_path):
+    shapes = importlib.import_module("workloads.shapes")
+    monkeypatch.setattr(shapes, "in_memory", lambda name: tmp_path / name)
+    engine = shapes.engine("llama", "eagle", max_running_requests=12, tp_size=2)
+    assert (
+        json.loads(Path(engine["model_path"], "config.json").read_text()) == shapes.SHAPES["llama"]
+    )
+    draft = Path(engine["speculative_draft_model_path"], "config.json")
+    assert json.loads(draft.read_text())["architectures"] == ["LlamaForCausalLMEagle"]
+    assert engine["load_format"] == "dummy"
+    assert (engine["cuda_graph_max_bs"], engine["tp_size"]) == (12, 2)
+    assert "speculative_draft_model_path" not in shapes.engine("llama", "ngram")
 
 
 def test_a_group_that_a_model_has_not_is_refused_with_the_reason(suite, monkeypatch, capsys):

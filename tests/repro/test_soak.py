@@ -57,7 +57,9 @@ def test_only_v2_asks_for_overlap_scheduling(soak, monkeypatch, tmp_path, device
     seen = []
     monkeypatch.setattr(soak.mixed, "run", lambda *given, **more: seen.append(given))
     monkeypatch.setattr(soak.tracers, "on_one_rank", lambda: ["page-table"])
-    args = soak.Namespace(device=device, requests=1, backend="", v2=v2, model="gemma-4")
+    args = soak.Namespace(
+        device=device, requests=1, backend="", v2=v2, model="gemma-4", draft="", tp=1
+    )
     soak.run(True, args, tmp_path, soak.Console(quiet=True))
     engine = seen[0][5]
     assert engine.get("disable_overlap_schedule") == (False if v2 else None)
@@ -66,7 +68,9 @@ def test_only_v2_asks_for_overlap_scheduling(soak, monkeypatch, tmp_path, device
 def test_a_backend_is_that_of_prefill_and_decode(soak, monkeypatch, tmp_path):
     seen = []
     monkeypatch.setattr(soak.mixed, "run", lambda *given, **more: seen.append(given))
-    args = soak.Namespace(device="cpu", requests=1, backend="triton", v2=False, model="gemma-4")
+    args = soak.Namespace(
+        device="cpu", requests=1, backend="triton", v2=False, model="gemma-4", draft="", tp=1
+    )
     soak.run(False, args, tmp_path, soak.Console(quiet=True))
     engine = seen[0][5]
     assert engine["prefill_attention_backend"] == engine["decode_attention_backend"] == "triton"
