@@ -20,15 +20,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from g4debug.hooking.prefix_tree import PathNode as PathNode
-from g4debug.hooking.prefix_tree import Sizes as Sizes
-from g4debug.hooking.prefix_tree import core, is_locked, is_native, root
-from g4debug.hooking.prefix_tree import end as end
-from g4debug.hooking.prefix_tree import innermost as innermost
-from g4debug.hooking.prefix_tree import path as path
-from g4debug.hooking.prefix_tree import sizes as sizes
-from g4debug.hooking.prefix_tree import swa_tokens_of as swa_tokens_of
-from g4debug.hooking.prefix_tree import value_of as value_of
+from g4debug.hooking.prefix_tree import (
+    core,
+    is_locked,
+    is_native,
+    root,
+    swa_tokens_of,
+    value_of,
+)
 from g4debug.ledger.books import Pages, on_host
 from g4debug.ledger.holders import NODES
 

@@ -40,8 +40,8 @@ from g4debug.findings.launch_memory import ALIVE, STOPPED, Seat, Stop
 from g4debug.findings.process_end import End
 from g4debug.findings.record import Lookup, PageEvent
 from g4debug.findings.steps import Recorder
+from g4debug.hooking.prefix_tree import Sizes
 from g4debug.ledger.books import PoolLedger
-from g4debug.ledger.cache_tree import Sizes
 from g4debug.ledger.ledger import Ledger
 from g4debug.sanitizer import trap_buffer
 from g4debug.settings import Settings

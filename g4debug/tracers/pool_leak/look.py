@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from g4debug.hooking import req_kv
+from g4debug.hooking import prefix_tree, req_kv
+from g4debug.hooking.prefix_tree import Sizes
 from g4debug.ledger import cache_tree
 from g4debug.ledger.books import Pages, on_host
-from g4debug.ledger.cache_tree import Sizes
 from g4debug.ledger.holders import Holders
 
 _NONE: Pages = np.empty(0, dtype=np.int64)
@@ -76,7 +76,7 @@ def look(
     Nothing may change between the first step and the last one.
     """
     requests, size = list(requests), holders.page_size
-    tree = cache_tree.innermost(holders.scheduler.tree_cache)
+    tree = prefix_tree.innermost(holders.scheduler.tree_cache)
     hybrid = holders.pool("swa") is not holders.allocator
     cached = yield from cache_tree.read(tree)
     rows = holders.rows(requests)
@@ -119,7 +119,7 @@ def _view(
     holders: Holders, tree: Any, name: str, hybrid: bool, *, used: Pages, owned: Pages, **more: Any
 ) -> View:
     pages = int(holders.pool(name).size) // holders.page_size + 1
-    sizes = cache_tree.sizes(tree, name, hybrid)
+    sizes = prefix_tree.sizes(tree, name, hybrid)
     return View(
         name, pages, holders.free(name), owned, np.concatenate([owned, used]), sizes=sizes, **more
     )

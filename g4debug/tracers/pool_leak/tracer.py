@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from g4debug.hooking import req_kv
+from g4debug.hooking import prefix_tree, req_kv
 from g4debug.hooking.idle_work import IdleWork, State
 from g4debug.ledger import cache_tree
 from g4debug.ledger.holders import Holders, finish
@@ -179,7 +179,7 @@ class PoolLeakTracer:
         # A session locks what it reads, and it has no request between its turns.
         sessions = has_sessions(self._scheduler.tree_cache)
         if idle and sizes.protected and not live and not sessions:
-            tree = cache_tree.innermost(self._scheduler.tree_cache)
+            tree = prefix_tree.innermost(self._scheduler.tree_cache)
             size = self._of(self._scheduler).page_size
             slots = cache_tree.locked(tree, view.name)
             pages = np.unique(slots // size)

@@ -7,7 +7,7 @@ from typing import Any
 
 from g4debug.findings.kinds import KINDS
 from g4debug.findings.record import Finding, Location, PageEvent
-from g4debug.ledger import cache_tree
+from g4debug.hooking import prefix_tree
 from g4debug.ledger.ledger import Ledger
 from g4debug.ledger.page_history import TAKES, last_of, said, short
 from g4debug.tracers.prefix_cache.check import Violation
@@ -83,7 +83,7 @@ def _page(case: Case) -> str:
 def _node(case: Case) -> str:
     """The node that the page is in, as far as the tree tells."""
     begin = case.violation.column * int(case.tree.page_size)
-    nodes = cache_tree.path(case.tree, case.node)
+    nodes = prefix_tree.path(case.tree, case.node)
     at = next((n for n in nodes if n.begin <= begin < n.end), None)
     return "" if at is None else f" (node {at.id}, tokens {at.begin}..{at.end - 1})"
 

@@ -28,10 +28,9 @@ import torch
 
 from g4debug.findings.kinds import KINDS
 from g4debug.findings.record import Evidence, PageEvent
-from g4debug.hooking import req_kv
+from g4debug.hooking import prefix_tree, req_kv
 from g4debug.hooking.arguments import argument
 from g4debug.hooking.resolved import server_argument
-from g4debug.ledger import cache_tree
 from g4debug.ledger.books import Pages, PoolLedger
 from g4debug.ledger.page_history import GIVES
 from g4debug.sanitizer import unsupported
@@ -120,7 +119,7 @@ class PrefixCacheTracer:
             self.context.off(self._unjudged)
 
     def after_scheduler_init(self, result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-        why = self._refusal(cache_tree.innermost(scheduler.tree_cache))
+        why = self._refusal(prefix_tree.innermost(scheduler.tree_cache))
         if why and not self._unjudged:
             self.context.off(why)
         return result
@@ -193,16 +192,16 @@ class PrefixCacheTracer:
     # --- how much of a request is the prefix cache's ------------------------------------------
 
     def before_run(self, scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
-        tree = cache_tree.innermost(scheduler.tree_cache)
+        tree = prefix_tree.innermost(scheduler.tree_cache)
         for request in batch.reqs or ():
             self._judge_protected(tree, request, "scheduler.run_batch")
 
     def before_evict(self, batch: Any, request: Any, *args: Any, **kwargs: Any) -> None:
-        tree = cache_tree.innermost(batch.tree_cache)
+        tree = prefix_tree.innermost(batch.tree_cache)
         self._judge_protected(tree, request, "batch.evict_swa")
 
     def before_release(self, request: Any, tree: Any, *args: Any, **kwargs: Any) -> None:
-        self._judge_protected(cache_tree.innermost(tree), request, "cache.release")
+        self._judge_protected(prefix_tree.innermost(tree), request, "cache.release")
 
     def _judge_protected(self, tree: Any, request: Any, site: str) -> None:
         """``cache_protected_len`` is where the last node ends that the request got or inserted.
@@ -217,7 +216,7 @@ class PrefixCacheTracer:
         now = request.rid, lent, node if isinstance(node, int) else node.id
         if self._agreed.get(row) == now or not self._judges(tree):
             return
-        held = cache_tree.end(tree, node)
+        held = prefix_tree.end(tree, node)
         if held in (None, lent):
             self._agreed[row] = now
             return
@@ -333,7 +332,7 @@ class PrefixCacheTracer:
         self, tree: Any, slots: torch.Tensor, prompt: Prompt, node: Any, begin: int = 0
     ) -> None:
         size = int(tree.page_size)
-        for one in cache_tree.path(tree, node):
+        for one in prefix_tree.path(tree, node):
             if one.slots != one.end - one.begin:
                 got = f"node {one.id} has {one.slots} slots for {one.end - one.begin} tokens"
                 self._tell(tree, Violation("length", one.begin // size, -1, got), prompt, node)

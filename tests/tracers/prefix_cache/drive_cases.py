@@ -25,7 +25,7 @@ import drive_ledger  # noqa: E402
 import served  # noqa: E402
 import torch  # noqa: E402
 
-from g4debug.hooking import req_kv  # noqa: E402
+from g4debug.hooking import prefix_tree, req_kv  # noqa: E402
 from g4debug.ledger import cache_tree  # noqa: E402
 
 PAGE = served.PAGE
@@ -109,9 +109,9 @@ class Load:
         """Nodes of the tree that nobody has locked, of at least so many pages."""
         found = []
         for node in cache_tree.nodes(self.tree):
-            value = cache_tree.value_of(node)
+            value = prefix_tree.value_of(node)
             whole = value is not None and len(value) >= pages * PAGE
-            alive = cache_tree.swa_tokens_of(node) or not hasattr(
+            alive = prefix_tree.swa_tokens_of(node) or not hasattr(
                 self.server.allocator, "swa_attn_allocator"
             )
             if whole and alive:
@@ -146,7 +146,7 @@ def put_value(node: Any, value: torch.Tensor) -> None:
 
 
 def value(node: Any) -> torch.Tensor:
-    return cache_tree.value_of(node)
+    return prefix_tree.value_of(node)
 
 
 # --- what the prefix cache holds (trees in Python) ----------------------------------------------
@@ -407,7 +407,7 @@ def lost_tombstone(load: Load) -> None:
     """A node is made a tombstone, and its SWA pages are not freed."""
     node = load.until(lambda: load.nodes(1, 1))[0]
     data = getattr(node, "component_data", None)
-    count = cache_tree.swa_tokens_of(node)
+    count = prefix_tree.swa_tokens_of(node)
     if data is not None:
         data[1].value = None
         core = load.tree.tree_core if hasattr(load.tree, "tree_core") else load.tree
@@ -539,7 +539,7 @@ def main() -> None:
     found: dict[str, Any] = {"checked": {}}
     for name, tally in books.cache.context.status.tallies.items():
         found["checked"][name] = tally.count
-    found["native"] = cache_tree.is_native(server.tree)
+    found["native"] = prefix_tree.is_native(server.tree)
     chosen = args.cases.split(",") if args.cases else list(CASES)
     for name in chosen:
         read, write = os.pipe()
