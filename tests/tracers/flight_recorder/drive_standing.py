@@ -92,13 +92,15 @@ async def healthy(client):
 @scenario(schedule_policy="lpm", max_running_requests=1)
 async def overtaken(client):
     """The policy lets everybody with a cached prefix go first, who comes later, too."""
-    shared = tokens(256)
-    await client.ask("warm", shared, 2)
-    asked = [client.ask("runs", shared + tokens(8), 100, ignore_eos=True)]
-    asked.append(client.ask("unlike", tokens(300), 4))
-    for n in range(16):
-        asked.append(client.ask(f"other-{n}", shared + tokens(8), 60, ignore_eos=True))
-    await asyncio.gather(*asked)
+    shared, in_time = tokens(256), {"seconds": 600}  # nobody stands here, on a slow machine neither
+    await client.ask("warm", shared, 2, **in_time)
+    runs = client.ask("runs", shared + tokens(8), 100, **in_time, ignore_eos=True)
+    unlike = client.ask("unlike", tokens(300), 4, **in_time)
+    others = (
+        client.ask(f"other-{n}", shared + tokens(8), 60, **in_time, ignore_eos=True)
+        for n in range(16)
+    )
+    await asyncio.gather(runs, unlike, *others)
 
 
 DECODE = {
