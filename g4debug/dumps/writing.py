@@ -20,11 +20,12 @@ import time
 import zipfile
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from g4debug.dumps import check, heads
+from g4debug.dumps import check, heads, patience
 from g4debug.dumps.errors import DumpError, RefusedError, TooLargeError
 from g4debug.dumps.heads import PREFIX, TEMPORARY, dump_name
 from g4debug.dumps.plain import to_plain
@@ -72,7 +73,8 @@ def write_dump(
     """Write ``data``, a dump of a process, under a name of its own. Replaces no other file.
 
     number: which of the process's dumps this is, from 1. dead: it is not of this process but of a
-    dead one, which the record names. Raises DumpError as :func:`write` does.
+    dead one, which the record names. Raises DumpError as :func:`write` does, and if the disk does
+    not answer in time: the server that writes it must go on, or end.
     """
     finding, at = record.finding, record.finding.location
     created, host = now(), (at.host if dead else "") or socket.gethostname()
@@ -82,7 +84,8 @@ def write_dump(
         random = secrets.token_hex(4)  # from the system, so that a fork does not repeat it
         name = dump_name(finding.check, created, host, ranks, pid, number, random)
         with contextlib.suppress(FileExistsError):
-            return _write(data, directory, name, _create)
+            path = partial(_write, data, directory, name, _create)
+            return patience.within(directory, path)
     raise DumpError(f"cannot write {directory / name}: {TRIES} names of this kind are taken")
 
 

@@ -15,9 +15,10 @@ import glob
 import os
 import re
 import shutil
-import threading
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
+
+from g4debug.dumps import patience
 
 # In the name of the file the driver replaces these by host name, process id and time.
 UNNAMED = "core_%t_%h_%p.nvcudmp"
@@ -35,7 +36,7 @@ LIGHT = (
 )
 MOST = 8  # of our core dumps that are kept in a folder: those of one crash of eight ranks
 ROOM = 4 << 30  # bytes that must be free there
-PATIENCE = 5.0  # seconds that its disk may take to answer
+SECONDS = 5.0  # seconds that its disk may take to answer
 # One of CUDA 12.2 does not know the flags: it would write all of the device's memory, and abort.
 OLDEST = 580  # driver with which they were run
 DRIVER = Path("/proc/driver/nvidia/version")
@@ -60,11 +61,15 @@ def arm(environ: MutableMapping[str, str], mode: str, folder: Path) -> None:
 def prepare(environ: Mapping[str, str], folder: Path) -> None:
     """Make the folder, which the driver does not, and remove older core dumps of ours there."""
     if is_ours(environ):
-        with contextlib.suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True)
-            cores = sorted(folder.glob(f"{OURS}*{SUFFIX}"), key=lambda path: _time(str(path)))
-            for old in cores[: max(0, len(cores) - MOST)]:
-                old.unlink()
+        with contextlib.suppress(OSError, patience.HungDiskError):
+            patience.within(folder, lambda: _prepare(folder), SECONDS)
+
+
+def _prepare(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    cores = sorted(folder.glob(f"{OURS}*{SUFFIX}"), key=lambda path: _time(str(path)))
+    for old in cores[: max(0, len(cores) - MOST)]:
+        old.unlink()
 
 
 def is_ours(environ: Mapping[str, str]) -> bool:
@@ -84,12 +89,10 @@ def why_not(folder: Path) -> str:
     there = folder.absolute()
     if "%" in str(there):
         return f"the driver would replace the % in {there}"
-    answer: list[str] = []
-    # A disk may hang, for example one of the network, and the server would not start.
-    look = threading.Thread(target=lambda: answer.append(_of_folder(there)), daemon=True)
-    look.start()
-    look.join(PATIENCE)
-    return answer[0] if answer else f"the disk of {there} has not answered in {PATIENCE:.0f} s"
+    try:  # a disk may hang, for example one of the network, and the server would not start
+        return patience.within(there, lambda: _of_folder(there), SECONDS)
+    except patience.HungDiskError as e:
+        return str(e)
 
 
 def _of_folder(folder: Path) -> str:

@@ -84,7 +84,7 @@ def test_a_folder_that_cannot_be_looked_into_does_not_stop_the_server(tmp_path, 
 
 def test_a_disk_that_hangs_does_not_keep_the_server_from_starting(tmp_path, monkeypatch):
     released = threading.Event()
-    monkeypatch.setattr(coredump, "PATIENCE", 0.2)
+    monkeypatch.setattr(coredump, "SECONDS", 0.2)
     usage = coredump.shutil.disk_usage(tmp_path)
     monkeypatch.setattr(
         coredump.shutil, "disk_usage", lambda path: usage if released.wait(120) else None
