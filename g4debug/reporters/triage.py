@@ -12,6 +12,7 @@ from g4debug.findings.names import clean
 from g4debug.reporters import json
 from g4debug.reporters.text import hang
 from g4debug.triage.entry import Entry
+from g4debug.triage.patterns import Stage
 from g4debug.triage.verdict import Verdict
 
 LONGEST = 240  # characters of a line of the log
@@ -42,6 +43,10 @@ def render(found: Verdict, console: Console) -> None:
         _said(console, "NOT KNOWN", COLLECT, "bold yellow")
     else:
         _said(console, "NOTHING", NOTHING, "bold")
+    if found.errors and (found.first is None or found.first.stage > Stage.ENDED):
+        line, text = found.error
+        said = f"speak of errors in a form that triage does not know; the first is line {line}:"
+        _said(console, "But", f"{found.errors:,} of its lines {said} {text[:LONGEST]}")
     for fix in found.fixes:
         style = STATES.get(fix.state, "dim")
         hang(console, Text(f"{clean(fix.state)}: {clean(fix.why)}", style), f"  fix {fix.id}  ", 6)
@@ -134,6 +139,7 @@ def render_json(found: Verdict, stream: IO[str]) -> None:
             "kind": mark.kind and mark.kind.name,
         },
         "lines_read": found.read,
+        "errors_not_known": found.errors,
         "followed_by": found.after,
         "ranks": list(found.ranks),
         "server": {

@@ -26,7 +26,7 @@ _CARRIERS = re.compile(
 )
 _PREFIX = re.compile(r"^\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:\.\d+)?((?: [A-Z]{2,5}\d+)*)\] ")
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
-_RANK = re.compile(r"^\[?rank(\d+)\]?:(?:\[E\w*[^\]]{0,60}\] ?)? ?")
+_RANK = re.compile(r"^\[?rank(\d+)\]?:(?:\[[EFW]\w*[^\]]{0,60}\] ?)? ?")
 # Lines that quote a client, or a request for a page: nothing in them is SGLang's own word.
 _QUOTES = re.compile(
     r"GenerateReqInput\(|EmbeddingReqInput\(|(?:Receive|Finish)(?:d)?: (?:obj|rid|request)=?"

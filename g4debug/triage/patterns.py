@@ -388,6 +388,8 @@ PATTERNS: tuple[Pattern, ...] = (
             "DistBackendError: ",
             "heartbeat monitor",
             "Process group watchdog thread terminated",
+            "watchdog got stuck for … without making progress",
+            "Terminating the process after attempting to dump debug info",
             "failed to recv, got 0 bytes",
             "Broken pipe [",
             "recvValue failed",
@@ -409,6 +411,20 @@ PATTERNS: tuple[Pattern, ...] = (
         27,
         _N,
         WRONG,
+    ),
+    Pattern(
+        (
+            "Decode transfer failed for request",
+            "Decode handshake failed for request",
+            "Prefill transfer failed for request",
+            "Prefill bootstrap failed for request",
+        ),
+        "",
+        0,
+        _N,
+        OTHER,
+        advice="One request of disaggregation failed, because the other server did not send its "
+        "KV in time, or is gone: look at that server's log. This server goes on.",
     ),
     # --- start ---
     Pattern(

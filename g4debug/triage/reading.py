@@ -38,7 +38,7 @@ _WORDS = (
     "|No space|kernel image|PIECEWISE|cannot be served|OOMKilled|oom-kill|unrecognized|not a valid"
     "|fatal|Fatal|Broken pipe|initialized|out of resource|failed to recv|recvValue|heartbeat|Leak"
     "|swa_tombstone|fallen off|appear to have|fmhaSm100f|page-table|switch fix|so a finding could"
-    "|sigquit|ECC "
+    "|sigquit|SIGQUIT|ECC |transfer failed|handshake failed|bootstrap failed|ERROR|Terminating"
 )
 TRIGGER = re.compile(_WORDS.encode())
 _STATISTICS = (b"] Decode batch", b"] Prefill batch", b" Decode batch,", b' HTTP/1.1" ')
@@ -49,6 +49,9 @@ _DIED = re.compile(
 _EXCEPTION = re.compile(
     r"^(?:[A-Za-z_]\w*\.)*\w*(?:Error|Exception|Interrupt|Timeout|Failure)\b(?:: .*)?$"
 )
+# SGLang's main process says so when a child has failed, whatever the child has said.
+_CHILD_FAILED = re.compile(r"Received sigquit from a child process|SIGQUIT received\. signum=")
+_ERROR = re.compile(r"\b(?:ERROR|FATAL|CRITICAL|[A-Z]\w*(?:Error|Exception))\b")
 UNKNOWN = Pattern(("an exception that is not known",), "", 0, Stage.SURFACED)
 
 
@@ -126,11 +129,16 @@ def _near(one: Mark, other: Mark) -> bool:
 
 @dataclass(frozen=True)
 class Reading:
-    """What a log says. launches: those that are kept, in its order; left_out: how many are not."""
+    """What a log says. launches: those that are kept, in its order; left_out: how many are not.
+
+    errors: how many lines speak of an error in a form that is not known; error: the first of them.
+    """
 
     launches: tuple[Launch, ...]
     read: int  # lines
     left_out: int = 0
+    errors: int = 0
+    error: tuple[int, str] = (0, "")  # its number and text
 
     @property
     def chosen(self) -> Launch:
@@ -155,6 +163,7 @@ class Reader:
         self._rank = ""
         self._number = 0
         self._single = single
+        self._errors, self._error = 0, (0, "")
 
     def take(self, data: bytes) -> None:
         self._number += 1
@@ -224,6 +233,12 @@ class Reader:
             return
         if self._fatal and self._open and len(self._traceback) > 1 and _EXCEPTION.match(text):
             self._add(launch, line, UNKNOWN, stage=self._raised)
+        elif _CHILD_FAILED.search(text):
+            self._add(launch, line, UNKNOWN, stage=Stage.AFTER)
+        elif _ERROR.search(text):
+            self._errors += 1
+            if self._errors == 1:
+                self._error = (line.number, text.strip()[:KEPT])
 
     def _fits(self, pattern: Pattern, text: str) -> bool:
         if not pattern.frames:
@@ -252,7 +267,9 @@ class Reader:
         launch.add(Mark(line.number, at, rank, text, pattern, stage, kind, where))
 
     def result(self) -> Reading:
-        return Reading(tuple(self._launches), self._number, self._left_out)
+        return Reading(
+            tuple(self._launches), self._number, self._left_out, self._errors, self._error
+        )
 
 
 def read(stream: BinaryIO) -> Reading:

@@ -38,7 +38,10 @@ class FixSaid:
 
 @dataclass(frozen=True)
 class Verdict:
-    """after: how many marks followed from the first one. earlier: other launches that ended."""
+    """after: how many marks followed from the first one. earlier: other launches that ended.
+
+    errors, error: as in ``reading.Reading``.
+    """
 
     state: State
     entry: Entry | None = None
@@ -49,6 +52,8 @@ class Verdict:
     after: int = 0
     ranks: tuple[str, ...] = ()
     read: int = 0
+    errors: int = 0
+    error: tuple[int, str] = (0, "")
     begins: int = 1
     earlier: tuple[tuple[int, str], ...] = ()
     fixes: tuple[FixSaid, ...] = ()
@@ -75,6 +80,8 @@ def of(reading: Reading) -> Verdict:
         after=sum(launch.counts[s] for s in Stage if s != Stage.SIGN) - 1 if marks else 0,
         ranks=tuple(dict.fromkeys(m.rank for m in marks if m.rank and m.stage != Stage.SIGN))[:16],
         read=reading.read,
+        errors=reading.errors,
+        error=reading.error,
         begins=launch.begins,
         earlier=tuple(_line(x) for x in reading.launches if x is not launch and x.ended)[-SHOWN:],
     )
