@@ -22,7 +22,7 @@ from setuptools import setup
 from setuptools.command.sdist import sdist
 
 LINKS = {"g4debug/fixes": "../fixes", "g4debug/TRIAGE.md": "../TRIAGE.md"}
-RELATIVE = re.compile(r"(!?)\[([^\]]*)\]\((?!\w+:|#)([^)]*)\)")
+RELATIVE = re.compile(r"(!?)\[([^\[\]]*)\]\((?!\w+:|#)([^)]*)\)")
 
 
 def long_description(readme: str, source: str, version: str) -> str:

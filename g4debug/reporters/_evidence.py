@@ -119,7 +119,7 @@ class Cells:
             return row, int(np.flatnonzero(self.bad[row])[0])
         first = np.flatnonzero(self.bad)[:1]
         if len(first):
-            return divmod(int(first[0]), self.columns)
+            return divmod(int(first[0]), int(self.columns))
         row = clamp(row, 0, max(0, self.rows - 1))
         return row, clamp(column, 0, max(0, self.columns - 1))
 
@@ -232,7 +232,7 @@ def table_view(
         above=Aside(shown.start, cells.bad_rows(0, shown.start)),
         below=Aside(cells.rows - shown.stop, cells.bad_rows(shown.stop, cells.rows)),
         column0=cells.column0 + near.start,
-        bad_columns=tuple(cells.bad[:, near.start : near.stop].any(axis=0).tolist()),
+        bad_columns=tuple(map(bool, np.any(cells.bad[:, near.start : near.stop], axis=0))),
         before=near.start,
         after=used - near.stop,
         focus=(cells.row0 + at[0], cells.column0 + at[1]),

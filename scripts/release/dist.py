@@ -128,7 +128,7 @@ def build(python: Path, source: Path, out: Path, epoch: int) -> list[Path]:
 def backend(python: Path, source: Path, what: str, out: Path, epoch: int) -> None:
     """Call setuptools as pip does, but in the environment of this Python."""
     environ = {**os.environ, "SOURCE_DATE_EPOCH": str(epoch)}
-    run(str(python), "-c", BACKEND, what, str(out), cwd=source, env=environ)
+    run(str(python), "-c", BACKEND, what, str(out), cwd=source, env=environ, stdout=subprocess.PIPE)
 
 
 def normalised(sdist: bytes, epoch: int) -> bytes:
@@ -167,6 +167,7 @@ def run(
     try:
         done = subprocess.run(command, cwd=cwd, env=env, stdout=stdout, text=True, check=True)
     except (OSError, subprocess.CalledProcessError) as e:
+        print(getattr(e, "stdout", None) or "", file=sys.stderr)
         raise Refused(f"{' '.join(command[:4])} … failed: {e}"[:300]) from e
     return done.stdout or ""
 

@@ -18,7 +18,7 @@ COMMANDS = (
     (("show", str(DUMP)), "kv-allocator"),
     (("list", str(DUMP.parent)), DUMP.name),
     (("report", str(DUMP), "-o", "report.html"), "report.html"),
-    (("triage", str(LOG)), "ENTRY"),
+    (("triage", str(LOG)), "Run this"),
     (("--version",), "torch not installed"),
 )
 
