@@ -12,7 +12,7 @@ PYTHON ?=
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test matrix soak healthy fuzz history versions lint env clean distclean
+.PHONY: help demo test matrix soak healthy fuzz history versions lint dist laptop env clean distclean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -52,6 +52,12 @@ history: env ## SGLang's own bugs against every tool; writes docs/history.md. Si
 
 lint: env ## ruff check, ruff format --check, mypy --strict
 	@"$(RUN)" -m ruff check . && "$(RUN)" -m ruff format --check . && "$(RUN)" -m mypy
+
+dist: env ## Build the release of the last commit into dist/, twice, and check it
+	@exec "$(RUN)" scripts/release/dist.py $(ARGS)
+
+laptop: ## Install the wheel in dist/ into an empty environment, and open a dump there
+	@exec "$${PYTHON:-python3}" scripts/release/laptop.py
 
 env: ## Only make the environment that the others use
 	@for p in python3 python3.11 python3.12 python3.13 python; do \

@@ -3,4 +3,4 @@
 Importing this package imports neither sglang nor CUDA.
 """
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"

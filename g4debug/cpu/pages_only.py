@@ -2,8 +2,8 @@
 
 For replays in which only pages matter. Attention looks at each page that the kernel dereferences
 and reads none; a layer's projections and MLP are left out. KV is written, all of it zero, to the
-places at which SGLang wants it. So what depends on a number that a model computes says nothing:
-`CONTENT` are the tracers that look at such numbers.
+places at which SGLang wants it. So what depends on a number that a model computes says nothing,
+and neither do the tracers that look at such numbers (``replay/run.py``).
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from typing import Any
 import torch
 
 from g4debug.cpu import paged_attention
-
-CONTENT = frozenset({"kv-integrity"})
 
 
 def attend_row(*args: Any, **kwargs: Any) -> None:

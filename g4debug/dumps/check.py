@@ -7,7 +7,7 @@ repeated a million times, nested tuples may take forever to hash, and 32 MB of o
 machine (Python's ``pickletools`` describes it): it knows only the opcodes that ``torch.save`` uses
 for plain values and int64 tensors. It calls nothing that the file names. The size of a value is
 counted when it is pushed, so that a file is refused before it takes long or needs much memory. This
-module does not import torch.
+module does not import numpy.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, Protocol
 
 from g4debug.dumps.errors import CodeError, DamagedError, NewerError, NotADumpError
 
-KIND = "g4debug-dump"  # the same as in record.py, which imports torch
+KIND = "g4debug-dump"  # the same as in record.py, which imports numpy
 
 MAX_PICKLE_BYTES = 16 << 20
 MAX_OPCODES = 2_000_000
@@ -54,7 +54,7 @@ class Storages(Protocol):
         """Bytes of a tensor's record. Raises DamagedError if there is none."""
 
     def tensor(self, key: str, offset: int, shape: list[int], strides: list[int]) -> Any:
-        """An int64 tensor over a record, as :func:`torch.as_strided` takes it."""
+        """An int64 array over a record. offset, strides: in elements, as torch counts them."""
 
 
 class Sizes:

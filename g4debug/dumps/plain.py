@@ -1,4 +1,4 @@
-"""Turns a record into plain values and tensors, and back. On both ways every field is checked.
+"""Turns a record into plain values and arrays, and back. On both ways every field is checked.
 
 What a field may hold is read from its annotation in :mod:`g4debug.findings.record`.
 """
@@ -11,22 +11,22 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
-import torch
+import numpy as np
 
 from g4debug.findings.record import KIND, Table, Tape, TrapRecord
 from g4debug.findings.status import TracerStatus
 
 
 def to_plain(record: TrapRecord) -> dict[str, Any]:
-    """The record as nested dicts, lists, plain values and tensors.
+    """The record as nested dicts, lists, plain values and arrays.
 
     An instance of a subclass becomes the plain value. Otherwise a pickle would store an object,
-    which cannot be read back, for ``torch.__version__`` or ``ForwardMode.DECODE``. The tensors are
+    which cannot be read back, for ``torch.__version__`` or ``ForwardMode.DECODE``. The arrays are
     the record's own. Raises ValueError with the name of the field if a value has the wrong type,
-    or if a tensor of the table is not int64 on the CPU or has the wrong shape.
+    or if an array of the table is not int64 or has the wrong shape.
     """
     payload = _pack(TrapRecord, record, "dump")
-    _check_tensors(record)
+    _check_arrays(record)
     payload["kind"] = KIND
     return payload
 
@@ -40,7 +40,7 @@ def from_plain(payload: dict[str, Any]) -> TrapRecord:
     data = {k: v for k, v in payload.items() if k != "kind"}
     data["tracers"] = _of_any_schema(data.get("tracers", ()))
     record: TrapRecord = _build(TrapRecord, data, "dump")
-    _check_tensors(record)
+    _check_arrays(record)
     return record
 
 
@@ -160,8 +160,8 @@ def _checked(annotation: str, value: Any, where: str) -> Any:
     if annotation in _SIMPLE:
         expected = _SIMPLE[annotation]
         ok = isinstance(value, expected) and (expected is bool or not isinstance(value, bool))
-    elif annotation == "torch.Tensor":
-        ok = isinstance(value, torch.Tensor)
+    elif annotation == "IntArray":
+        ok = isinstance(value, np.ndarray)
     elif annotation.startswith("tuple["):
         value = tuple(_seq(value, where))
         item = str if annotation.startswith("tuple[str") else int
@@ -175,7 +175,7 @@ def _checked(annotation: str, value: Any, where: str) -> Any:
     return value
 
 
-def _check_tensors(record: TrapRecord) -> None:
+def _check_arrays(record: TrapRecord) -> None:
     if record.table is not None:
         _check_table(record.table)
     if record.tape is not None:
@@ -185,9 +185,9 @@ def _check_tensors(record: TrapRecord) -> None:
 def _check_tape(tape: Tape) -> None:
     """What is on it is looked at by whoever reads it."""
     events = tape.events
-    if events.dim() != 1 or events.dtype != torch.int64 or events.device.type != "cpu":
-        got = f"{events.dtype} with {events.dim()} dimensions on {events.device}"
-        raise ValueError(f"tape.events: expected int64 with one dimension on the CPU, got {got}")
+    if events.ndim != 1 or events.dtype != np.int64:
+        got = f"{events.dtype} with {events.ndim} dimensions"
+        raise ValueError(f"tape.events: expected int64 with one dimension, got {got}")
     if not 0 <= 8 * len(events) - tape.size < 8:
         raise ValueError(f"tape.size: {tape.size} bytes do not fill {len(events)} numbers")
     if not all(0 <= at < tape.size for at in tape.chunks):
@@ -195,14 +195,12 @@ def _check_tape(tape: Tape) -> None:
 
 
 def _check_table(table: Table) -> None:
-    rows = table.values.shape[0] if table.values.dim() == 2 else -1
+    rows = table.values.shape[0] if table.values.ndim == 2 else -1
     for name, dim in (("values", 2), ("seq_lens", 1), ("first_live", 1), ("bad", 2)):
-        tensor = getattr(table, name)
-        if tensor.dim() != dim or tensor.dtype != torch.int64 or tensor.is_sparse:
-            got = f"{tensor.dtype} of shape {tuple(tensor.shape)}"
+        array = getattr(table, name)
+        if array.ndim != dim or array.dtype != np.int64:
+            got = f"{array.dtype} of shape {array.shape}"
             raise ValueError(f"table.{name}: expected int64 with {dim} dimensions, got {got}")
-        if tensor.device.type != "cpu":
-            raise ValueError(f"table.{name}: expected a CPU tensor, got {tensor.device}")
     if table.seq_lens.shape[0] != rows or table.first_live.shape[0] != rows:
         raise ValueError("table: seq_lens and first_live must have one entry per row")
     if table.bad.shape[1] != 3:

@@ -16,12 +16,12 @@ import zipfile
 from pathlib import Path
 from typing import IO, Any
 
-import torch
+import numpy as np
 
 from g4debug.dumps import check, heads
 from g4debug.dumps.errors import CodeError, DamagedError, DumpError, NewerError, NotADumpError
 from g4debug.dumps.plain import from_plain
-from g4debug.findings.record import KIND, SCHEMA, TrapRecord
+from g4debug.findings.record import KIND, SCHEMA, IntArray, TrapRecord
 
 MAX_RECORDS = 64
 MAX_DIRECTORY_BYTES = 64 << 10
@@ -164,12 +164,12 @@ class _Tensors:
 
     def __init__(self, archive: Archive) -> None:
         self.archive = archive
-        self._read: dict[str, torch.Tensor] = {}
+        self._read: dict[str, IntArray] = {}
 
     def size(self, key: str) -> int:
         return self.archive.size(f"data/{key}")
 
-    def tensor(self, key: str, offset: int, shape: list[int], strides: list[int]) -> torch.Tensor:
+    def tensor(self, key: str, offset: int, shape: list[int], strides: list[int]) -> IntArray:
         stored = self._read.get(key)
         if stored is None:
             order = "byteorder"
@@ -177,10 +177,10 @@ class _Tensors:
                 found = self.archive.read(order).decode("ascii", "replace")
                 if found != sys.byteorder:
                     raise DamagedError(f"its tensors are in the byte order {found!r}")
-            data = self.archive.read(f"data/{key}")
-            stored = torch.frombuffer(data, dtype=torch.int64) if data else torch.empty(0)
-            stored = self._read[key] = stored.to(torch.int64)
-        return stored.as_strided(shape, strides, offset)
+            stored = np.frombuffer(self.archive.read(f"data/{key}"), dtype=np.int64)
+            self._read[key] = stored
+        steps = [stride * stored.itemsize for stride in strides]
+        return np.lib.stride_tricks.as_strided(stored[offset:], shape, steps, writeable=False)
 
 
 def _one_line(error: BaseException) -> str:

@@ -1,8 +1,8 @@
 """Writes a dump as a whole or not at all. Imports no sglang.
 
-A dump is a zip of ``torch.save`` with plain values and CPU tensors
+A dump is a zip as ``torch.save`` makes it, of plain values and int64 arrays
 (:func:`g4debug.dumps.plain.to_plain`), and with the dump's head as its first record
-(:mod:`g4debug.dumps.heads`).
+(:mod:`g4debug.dumps.heads`). It is written without torch (:mod:`g4debug.dumps.pickling`).
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from g4debug.dumps import check, heads, patience
 from g4debug.dumps.errors import DumpError, RefusedError, TooLargeError
 from g4debug.dumps.heads import PREFIX, TEMPORARY, dump_name
+from g4debug.dumps.pickling import pickled
 from g4debug.dumps.plain import to_plain
 from g4debug.findings.record import TrapRecord
 
 OLD_SECONDS = 600  # a temporary file of this age was left behind; a write takes seconds
 MAX_LOOKED_AT = 4096  # a write looks for old temporary files among so many directory entries
+TOP = "archive"  # the folder of torch.save's records
 TRIES = 16  # names with another random part
 # The errors of file systems without hard links, and of a sandbox that forbids them.
 NO_LINKS = {errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK}
@@ -45,25 +45,26 @@ def now() -> datetime:
 
 
 def encode(record: TrapRecord) -> bytes:
-    """The dump's bytes: the archive of ``torch.save`` with the head before its own records.
+    """The dump's bytes: the records that ``torch.load`` asks for, with the head before them.
 
     Raises ValueError with the name of the field if the record could not be read back: a value has
-    the wrong type, or a tensor is not int64 on the CPU. Raises TooLargeError if it has more values
-    than the reader takes.
+    the wrong type, or an array is not int64. Raises TooLargeError if it has more values than the
+    reader takes.
     """
-    saved, out = io.BytesIO(), io.BytesIO()
-    torch.save(to_plain(record), saved)
-    with zipfile.ZipFile(saved) as archive, zipfile.ZipFile(out, "w") as whole:
-        records = {name: archive.read(name) for name in archive.namelist()}
-        top = next(iter(records)).partition("/")[0]
-        sizes = {name.removeprefix(f"{top}/data/"): len(data) for name, data in records.items()}
-        try:
-            check.build(records[f"{top}/data.pkl"], check.Sizes(sizes), record.schema)
-        except RefusedError as e:
-            raise TooLargeError(f"the dump could not be read again: {e}") from e
-        whole.writestr(f"{top}/{heads.RECORD}", heads.encode(heads.of(record)))
+    values, arrays = pickled(to_plain(record))
+    try:
+        sizes = {str(number): len(data) for number, data in enumerate(arrays)}
+        check.build(values, check.Sizes(sizes), record.schema)
+    except RefusedError as e:
+        raise TooLargeError(f"the dump could not be read again: {e}") from e
+    records = {heads.RECORD: heads.encode(heads.of(record)), "data.pkl": values}
+    records["byteorder"] = b"little"
+    records |= {f"data/{number}": data for number, data in enumerate(arrays)}
+    records["version"] = b"3\n"  # of torch's format
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
         for name, data in records.items():
-            whole.writestr(name, data)
+            archive.writestr(f"{TOP}/{name}", data)
     return out.getvalue()
 
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from g4debug.faults.base import Hook, Injection, Put
 from g4debug.hooking import targets
 from g4debug.hooking.arguments import argument
+
+if TYPE_CHECKING:
+    import torch
 
 ALLOC = ("alloc", "alloc_extend", "alloc_decode")
 # How callers free tokens. From 0.5.18 on, consecutive tokens of a row have a way of their own.
@@ -127,6 +128,8 @@ def corrupt_free_list(allocator: Any, page: int) -> int:
 
 def free_list(allocator: Any) -> torch.Tensor:
     """The free pages of one pool: int64 [n]."""
+    import torch
+
     staged = getattr(allocator, "staged_pages", None) or ()  # from 0.5.21 on
     lists = (allocator.free_pages, getattr(allocator, "release_pages", None), *staged)
     return torch.cat([pages for pages in lists if pages is not None])
@@ -139,6 +142,8 @@ def part(allocator: Any, pool: str) -> Any:
 
 def pages(indices: torch.Tensor, page_size: int) -> list[int]:
     """The pages of token indices, sorted. This waits for the device."""
+    import torch
+
     found: list[int] = torch.unique(indices // page_size).tolist()
     return found
 

@@ -6,9 +6,7 @@ These faults act before a decode step runs, on the tensors that the attention ke
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from g4debug import speculation
 from g4debug.faults._allocator import part
@@ -18,6 +16,9 @@ from g4debug.faults.grammar import Action
 from g4debug.hooking import req_kv
 from g4debug.hooking.kv_buffers import buffers_of
 from g4debug.hooking.layer_pools import attention_pool
+
+if TYPE_CHECKING:
+    import torch
 
 POOLS = ("full", "swa")
 TASKS = {
@@ -68,6 +69,8 @@ def used_buffers(kv_pool: Any, page: int, size: int) -> list[tuple[str, int]]:
 
     A KV-shared layer has buffers, too, but never uses them: the rows of a page are all alike.
     """
+    import torch
+
     found = []
     for name, buffers in buffers_of(kv_pool).items():
         for index, buffer in enumerate(buffers):

@@ -7,13 +7,15 @@ the request is admitted.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from g4debug.faults.base import Injection
 
-Change = Callable[[torch.Tensor, int], torch.Tensor]
+if TYPE_CHECKING:
+    import torch
+
+    Change = Callable[[torch.Tensor, int], torch.Tensor]
+
 FAMILIES = ("radix", "swa", "unified")
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from g4debug.faults import _allocator
 from g4debug.faults.base import Fault, Injection
 
 
 def install(injection: Injection) -> None:
+    import torch
+
     allocators = _allocator.Allocators(injection)
 
     @allocators.before_page("full")

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
 
 from g4debug.faults import _prefix
 from g4debug.faults.base import Fault, Injection
 
+if TYPE_CHECKING:
+    import torch
+
 
 def install(injection: Injection) -> None:
+    import torch
+
     def change(slots: torch.Tensor, size: int) -> torch.Tensor:
         if len(slots) < 2 * size or (action := injection.fire()) is None:
             return slots

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from g4debug.faults import _allocator
 from g4debug.faults.base import Fault, Injection
 
+if TYPE_CHECKING:
+    import torch
+
 
 def install(injection: Injection) -> None:
+    import torch
+
     allocators = _allocator.Allocators(injection)
     own = False
 

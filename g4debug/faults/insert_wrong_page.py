@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
 
 from g4debug.faults import _prefix
 from g4debug.faults.base import Fault, Injection
+
+if TYPE_CHECKING:
+    import torch
 
 
 def install(injection: Injection) -> None:

@@ -7,13 +7,16 @@ exponent and do most harm.
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
 
 from g4debug.faults._kv import SPOILS, spoil
 from g4debug.faults.base import Fault, Injection
 from g4debug.faults.grammar import Action, GrammarError
 
-INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # by bytes of an element
+if TYPE_CHECKING:
+    import torch
+
+INTEGERS = {1: "uint8", 2: "int16", 4: "int32"}  # torch's, by bytes of an element
 
 
 def bit_of(action: Action) -> int | None:
@@ -29,6 +32,8 @@ def bit_of(action: Action) -> int | None:
 
 def flip(row: torch.Tensor, injection: Injection, action: Action) -> str:
     """Flip one bit of one element of ``row``, [heads, dim]."""
+    import torch
+
     width = row.element_size()
     element, drawn = injection.random.randrange(row.numel()), injection.random.randrange(width * 8)
     asked = bit_of(action)
@@ -37,7 +42,7 @@ def flip(row: torch.Tensor, injection: Injection, action: Action) -> str:
     if width > 1 and bit == width * 8 - 1:
         mask -= 1 << width * 8  # the sign
     before = float(row.view(-1)[element])
-    row.view(-1).view(INTEGERS[width])[element] ^= mask
+    row.view(-1).view(getattr(torch, INTEGERS[width]))[element] ^= mask
     after = float(row.view(-1)[element])
     return f"bit {bit} of element {element} ({before:.4g} is {after:.4g} now)"
 

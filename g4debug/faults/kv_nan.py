@@ -5,11 +5,14 @@ The NaN is one element of one token's K or V, in a complete page that the next d
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
 
 from g4debug.faults._kv import SPOILS, spoil
 from g4debug.faults.base import Fault, Injection
 from g4debug.faults.grammar import Action
+
+if TYPE_CHECKING:
+    import torch
 
 
 def poison(row: torch.Tensor, injection: Injection, action: Action) -> str:

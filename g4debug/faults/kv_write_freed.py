@@ -8,9 +8,7 @@ cannot notice it.
 from __future__ import annotations
 
 import itertools
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from g4debug.faults._allocator import Allocators, free_list, pages, part
 from g4debug.faults._kv import TASKS, pools_of
@@ -18,8 +16,13 @@ from g4debug.faults.base import Fault, Injection
 from g4debug.hooking.kv_buffers import buffers_of
 from g4debug.hooking.layer_pools import attention_pool
 
+if TYPE_CHECKING:
+    import torch
+
 
 def install(injection: Injection) -> None:
+    import torch
+
     freed: dict[str, set[int]] = {"full": set(), "swa": set()}
     allocators = Allocators(injection)
 
@@ -58,6 +61,8 @@ def install(injection: Injection) -> None:
 
 def write(kv_pool: Any, token: int, injection: Injection) -> None:
     """Write one token's K and V: finite random numbers, which are the same for the same seed."""
+    import torch
+
     generator = torch.Generator().manual_seed(injection.random.randrange(1 << 30))
     for buffer in itertools.chain(*buffers_of(kv_pool).values()):
         row = torch.randn(buffer.shape[1:], generator=generator)

@@ -15,12 +15,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from g4debug.faults.base import Fault, Injection, Install
 from g4debug.hooking import req_kv
+
+if TYPE_CHECKING:
+    import torch
 
 TASKS = {"on": "spoil one location", "full": "only the full layers get the wrong location"}
 
@@ -78,6 +79,8 @@ def _install(able: Callable[[Forward], bool], spoil: Spoil, injection: Injection
         result.out_cache_loc = result.out_cache_loc.clone()
         result.out_cache_loc[index] = wrong
         if action.task != "full" and getattr(result, "out_cache_loc_swa", None) is not None:
+            import torch
+
             mapping = runner.token_to_kv_pool_allocator.full_to_swa_index_mapping
             result.out_cache_loc_swa = result.out_cache_loc_swa.clone()
             result.out_cache_loc_swa[index] = mapping[wrong].to(torch.int32)

@@ -1,7 +1,7 @@
 """The classes of a finding and of the content of a dump.
 
-These are frozen dataclasses of plain values and CPU tensors, so that a dump opens with
-``torch.load(weights_only=True)`` on a machine without SGLang or a GPU.
+These are frozen dataclasses of plain values and numpy arrays, so that a dump opens on a machine
+without SGLang, torch or a GPU. ``torch.load(weights_only=True)`` opens it, too.
 
 The fields of :class:`Finding` stand in the order in which the report prints them (headline,
 location, expected, got, owner, history, cause, next command), which follows the reports of
@@ -13,7 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 
 from g4debug.findings.memory_map import MemoryMap
 from g4debug.findings.status import TracerStatus
@@ -26,6 +27,7 @@ SCHEMA = 4
 
 Plain = str | int | float | bool | None
 LayerKind = Literal["sliding", "full", ""]
+IntArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -101,10 +103,10 @@ class Table:
     rows_total, columns_total: the shape of the whole table.
     """
 
-    values: torch.Tensor
-    seq_lens: torch.Tensor
-    first_live: torch.Tensor
-    bad: torch.Tensor
+    values: IntArray
+    seq_lens: IntArray
+    first_live: IntArray
+    bad: IntArray
     pool: Pool  # the pool that the layer reads from
     window: int = -1  # sliding window in tokens, -1 for none
     q_len: int = 1  # query tokens per request
@@ -131,7 +133,7 @@ class Tape:
     steps: int
     requests: int
     size: int  # bytes
-    events: torch.Tensor
+    events: IntArray
     chunks: tuple[int, ...]
     # What decides with the requests: sizes and rules of the scheduler, by SGLang's names.
     scheduler: dict[str, Plain]

@@ -6,10 +6,10 @@ import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 
-import torch
+import numpy as np
 
 from g4debug.findings import tape as format
-from g4debug.findings.record import Plain, Tape
+from g4debug.findings.record import IntArray, Plain, Tape
 
 
 def pack(
@@ -52,7 +52,7 @@ def pack(
 
 def data(tape: Tape) -> bytes:
     """The bytes of a tape."""
-    return tape.events.numpy().astype("<i8").tobytes()[: tape.size]
+    return tape.events.astype("<i8").tobytes()[: tape.size]
 
 
 def shortened(tape: Tape, limit: int) -> Tape | None:
@@ -89,10 +89,5 @@ def _before(tape: Tape, whole: bytes) -> int:
     return format.start_at(whole, 0).requests if tape.begins else 0
 
 
-def _numbers(data: bytes) -> torch.Tensor:
-    padded = bytearray(data) + bytes(-len(data) % 8)
-    if not padded:
-        return torch.empty(0, dtype=torch.int64)
-    import numpy
-
-    return torch.from_numpy(numpy.frombuffer(padded, dtype="<i8").astype("int64"))
+def _numbers(data: bytes) -> IntArray:
+    return np.frombuffer(data + bytes(-len(data) % 8), dtype="<i8").astype(np.int64)

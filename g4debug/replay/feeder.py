@@ -20,12 +20,10 @@ from g4debug.findings.tape import Abort, Flush, How, Recording, Request
 from g4debug.hooking.arguments import argument
 from g4debug.hooking.hooks import Hooks, Order
 from g4debug.replay.tokens import FIRST_WORD, Tokens
-from g4debug.replay.workload import After, Event, Workload
+from g4debug.replay.workload import BEHIND, IDLE, After, Event, Workload
 from g4debug.tracers.flight_recorder.taping import REFRESHES, Rounds
 
 OWNER = "replay"
-BEHIND = 3  # steps behind the last recorded one: a finding may be told later than it was made
-IDLE = 200  # idle rounds at the end: a server counts its pages while it has nothing to do
 SLOWER = 4  # times as many steps: requests wait for each other, or fewer tokens are accepted
 MANY = 64  # requests: with more nobody asks yet what each of them had reached
 STUCK = 20_000  # rounds in a row without a step

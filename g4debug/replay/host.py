@@ -26,9 +26,8 @@ from g4debug.findings import tape
 from g4debug.findings.decisive import DECISIVE
 from g4debug.findings.record import Plain, Tape, TrapRecord
 from g4debug.findings.tape import Recording
-from g4debug.replay import feeder
 from g4debug.replay.setting import CannotReplay, Setting
-from g4debug.replay.workload import Workload
+from g4debug.replay.workload import IDLE, Workload
 
 ROOT = Path(g4debug.__file__).resolve().parents[1]
 STOPPED = "stopped"
@@ -81,7 +80,7 @@ class Host:
         seconds: float,
         progress: Progress,
         workload: Workload | None = None,
-        idle: int = feeder.IDLE,
+        idle: int = IDLE,
         until: int = 0,
     ) -> Outcome:
         """workload: the part of the tape that is given, None for all; then it ends after so many

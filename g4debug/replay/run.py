@@ -8,19 +8,18 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from g4debug.cpu.pages_only import CONTENT
 from g4debug.dumps import writing
 from g4debug.findings.record import Finding, TrapRecord
 from g4debug.findings.tape import Recording
 from g4debug.replay import host, script, setting, verdict
-from g4debug.replay.feeder import BEHIND, IDLE
 from g4debug.replay.host import STOPPED
 from g4debug.replay.setting import CannotReplay
 from g4debug.replay.shrink import Shown, Shrinking
-from g4debug.replay.workload import Workload
+from g4debug.replay.workload import BEHIND, IDLE, Workload
 from g4debug.reporters.replay import Kept, Replayed, Scripted, Shrunk
 from g4debug.settings import fix_switch
 
+CONTENT = frozenset({"kv-integrity"})  # tracers of numbers that a model computes
 TRAILS = 4  # workloads that are tried as a script, the smallest first
 INTERRUPTED = "stopped by Ctrl-C"
 EACH = 120.0  # seconds for one try

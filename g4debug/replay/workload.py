@@ -20,6 +20,8 @@ from g4debug.findings.tape import (
 )
 
 Event = Request | Abort | Flush
+BEHIND = 3  # steps behind the last recorded one: a finding may be told later than it was made
+IDLE = 200  # idle rounds at the end: a server counts its pages while it has nothing to do
 LAGS = (0, 1, 3)  # rounds by which a server may see a request later than it was sent
 
 

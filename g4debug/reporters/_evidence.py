@@ -2,7 +2,7 @@
 
 That is decided here once, for the terminal and for HTML. The record is not trusted: its numbers
 may come from a damaged file, so each is clamped before it is put into an int64. Only the visible
-part of a table is turned into Python numbers. The rest stays in torch, so that 256 rows of 2048
+part of a table is turned into Python numbers. The rest stays in numpy, so that 256 rows of 2048
 columns take milliseconds. In a history an empty cell means "not known".
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-import torch
+import numpy as np
 
 from g4debug.findings.kinds import KINDS
 from g4debug.findings.record import (
@@ -85,15 +85,15 @@ class Cells:
         self.columns_total = max(clamp(table.columns_total), self.column0 + self.columns)
         self.pages = clamp(table.pool.pages)
         page_size = clamp(table.pool.page_size, 1)
-        seq = table.seq_lens.clamp(min=0, max=BIG)
+        seq = table.seq_lens.clip(0, BIG)
         # The number of columns that hold KV: ceil(seq_len / page_size), without overflow.
-        ends = torch.where(seq > 0, (seq - 1) // page_size + 1, seq)
-        absolute = torch.arange(self.columns) + self.column0
+        ends = np.where(seq > 0, (seq - 1) // page_size + 1, seq)
+        absolute = np.arange(self.columns) + self.column0
         self.past = absolute[None, :] >= ends[:, None]
         early = absolute[None, :] < table.first_live[:, None]
         self.outside = early & ~self.past
         self.live = ~self.past & ~early
-        self.values = table.values.clone()
+        self.values = table.values.copy()
         self.bad = self.live & ((self.values < 0) | (self.values >= self.pages))
         listed = table.bad
         inside = (listed[:, 0] >= self.row0) & (listed[:, 0] < self.row0 + self.rows)
@@ -116,24 +116,24 @@ class Cells:
         if known and self.bad[row, column]:
             return row, column
         if 0 <= row < self.rows and self.bad[row].any():
-            return row, int(self.bad[row].nonzero()[0, 0])
-        first = self.bad.flatten().nonzero()[:1]
+            return row, int(np.flatnonzero(self.bad[row])[0])
+        first = np.flatnonzero(self.bad)[:1]
         if len(first):
-            return divmod(int(first[0, 0]), self.columns)
+            return divmod(int(first[0]), int(self.columns))
         row = clamp(row, 0, max(0, self.rows - 1))
         return row, clamp(column, 0, max(0, self.columns - 1))
 
     def bad_rows(self, start: int, stop: int) -> int:
         """How many of the rows start..stop-1 of the saved part have a bad cell."""
-        return int(self.bad[start:stop].any(dim=1).sum()) if stop > start else 0
+        return int(self.bad[start:stop].any(axis=1).sum()) if stop > start else 0
 
     def used_columns(self, rows: range) -> int:
         """One more than the last column of the saved part in which these rows show anything."""
         if not len(rows) or not self.columns:
             return 0
         part = slice(rows.start, rows.stop)
-        busy = (~self.past[part] | self.bad[part]).any(dim=0).nonzero()
-        return int(busy[-1, 0]) + 1 if len(busy) else 0
+        busy = np.flatnonzero((~self.past[part] | self.bad[part]).any(axis=0))
+        return int(busy[-1]) + 1 if len(busy) else 0
 
 
 @dataclass(frozen=True)
@@ -232,7 +232,7 @@ def table_view(
         above=Aside(shown.start, cells.bad_rows(0, shown.start)),
         below=Aside(cells.rows - shown.stop, cells.bad_rows(shown.stop, cells.rows)),
         column0=cells.column0 + near.start,
-        bad_columns=tuple(cells.bad[:, near.start : near.stop].any(dim=0).tolist()),
+        bad_columns=tuple(map(bool, np.any(cells.bad[:, near.start : near.stop], axis=0))),
         before=near.start,
         after=used - near.stop,
         focus=(cells.row0 + at[0], cells.column0 + at[1]),
@@ -259,7 +259,7 @@ def _title(cells: Cells) -> tuple[str, ...]:
 
 
 def _extremes(cells: Cells) -> tuple[int, int] | None:
-    flat = torch.cat([cells.values[cells.read], cells.bad_elsewhere[:, 2]])
+    flat = np.concatenate([cells.values[cells.read], cells.bad_elsewhere[:, 2]])
     return (int(flat.min()), int(flat.max())) if len(flat) else None
 
 
@@ -316,7 +316,7 @@ def _listed(cells: Cells) -> tuple[BadCell, ...]:
     """The first bad cells. Those that were saved come first."""
     saved = [
         BadCell(r + cells.row0, c + cells.column0, int(cells.values[r, c]), True)
-        for r, c in cells.bad.nonzero()[:MAX_LISTED].tolist()
+        for r, c in np.argwhere(cells.bad)[:MAX_LISTED].tolist()
     ]
     rest = cells.bad_elsewhere[: MAX_LISTED - len(saved)].tolist()
     return (*saved, *(BadCell(r, c, v, False) for r, c, v in rest))

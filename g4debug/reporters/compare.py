@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
+import numpy as np
 
 from g4debug.findings.record import Holding, PageEvent, Step, Table, Transition, TrapRecord
 from g4debug.reporters._evidence import Cells, length_range, pages, runs
@@ -283,7 +283,7 @@ def _cells(
     values = [t.values[r, part] for (t, r), part in zip(pairs, parts, strict=True)]
     read = [t.read[r, part] for (t, r), part in zip(pairs, parts, strict=True)]
     differ = (read[0] != read[1]) | (read[0] & read[1] & (values[0] != values[1]))
-    for c in torch.nonzero(differ).flatten().tolist():
+    for c in np.flatnonzero(differ).tolist():
         texts = [str(int(v[c])) if bool(r[c]) else None for v, r in zip(values, read, strict=True)]
         changes.append(Change(f"{name} column {start + c}", texts[0], texts[1]))
     return changes, int((read[0] & read[1] & ~differ).sum())

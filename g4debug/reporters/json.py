@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def render(record: TrapRecord, stream: IO[str]) -> None:
     """Write one JSON object: the fields of :class:`TrapRecord`, plus ``kind``."""
-    from g4debug.dumps.plain import to_plain  # imports torch, which the other reporters do without
+    from g4debug.dumps.plain import to_plain  # imports numpy, which the other reporters do without
 
     plain = to_plain(record)
     if plain["tape"] is not None:
@@ -25,7 +25,7 @@ def render(record: TrapRecord, stream: IO[str]) -> None:
 def write(value: Any, stream: IO[str]) -> None:
     """Write a value. The text is ASCII, so that it passes any stream.
 
-    A dataclass becomes an object, and a tensor nested lists. Numbers that JSON lacks (nan, inf)
+    A dataclass becomes an object, and an array nested lists. Numbers that JSON lacks (nan, inf)
     become strings.
     """
     json.dump(_jsonable(value), stream, indent=2, allow_nan=False)

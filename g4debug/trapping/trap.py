@@ -275,11 +275,10 @@ def cut_out(table: Table, rows: int, columns: int) -> Table:
     here = slice(r, r + rows)
     return dataclasses.replace(
         table,
-        # clone, because torch.save writes the whole storage of a view.
-        values=table.values[here, c : c + columns].clone(),
-        seq_lens=table.seq_lens[here].clone(),
-        first_live=table.first_live[here].clone(),
-        bad=table.bad[: rows * 4].clone(),
+        values=table.values[here, c : c + columns],
+        seq_lens=table.seq_lens[here],
+        first_live=table.first_live[here],
+        bad=table.bad[: rows * 4],
         row0=table.row0 + r,
         column0=table.column0 + c,
         rids=table.rids[here],

@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 from sample_kinds import KINDS, leak, wrong_typestate
 from sample_trap import RIDS, sample_record
 
@@ -101,16 +101,16 @@ def test_cells_are_compared_by_request_and_only_where_a_kernel_reads() -> None:
     a = sample_record()
     assert a.table is not None
     order = [1, 0, *range(2, 8)]
-    values = a.table.values[order].clone()
+    values = a.table.values[order].copy()
     values[3, 8], values[6, 3] = 31, 99  # the bad cell, and garbage past a row's length
-    lengths = a.table.seq_lens[order].clone()
+    lengths = a.table.seq_lens[order].copy()
     lengths[5] += 64
     table = dataclasses.replace(
         a.table,
         values=values,
         seq_lens=lengths,
         first_live=a.table.first_live[order],
-        bad=torch.zeros(0, 3, dtype=torch.int64),
+        bad=np.zeros((0, 3), dtype=np.int64),
         rids=tuple(a.table.rids[i] for i in order),
     )
     assert changes(a, other(table=table), "page table") == [

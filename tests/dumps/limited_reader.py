@@ -2,7 +2,7 @@
 
 ``limited_reader.py MEGABYTES FILE...``: each file is read in two processes of its own, by ``show``
 (whole) and by ``list`` (its head). A process may have at most so many megabytes of address space
-more than it has with torch loaded; 0 sets no limit. Prints one line of JSON for each file: for
+more than it has with g4debug loaded; 0 sets no limit. Prints one line of JSON for each file: for
 ``show`` and ``list``, the seconds of processor time, the megabytes that were needed more at the
 peak, and the error, or ''.
 """
@@ -17,8 +17,6 @@ import time
 import traceback
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from g4debug.dumps import errors, incidents, reading
 
@@ -69,8 +67,6 @@ def apart(path: Path, command: str, megabytes: int) -> dict[str, Any]:
 
 def main() -> None:
     megabytes, paths = int(sys.argv[1]), [Path(p) for p in sys.argv[2:]]
-    torch.set_num_threads(1)
-    torch.frombuffer(bytearray(8), dtype=torch.int64).as_strided([1], [1], 0)
     for path in paths:
         said = {command: apart(path, command, megabytes) for command in ("show", "list")}
         print(json.dumps(said), flush=True)

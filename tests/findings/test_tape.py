@@ -8,8 +8,8 @@ import random
 import time
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sample_trap import sample_record
@@ -260,12 +260,12 @@ def test_what_is_before_the_tape_is_left_out() -> None:
         ({"size": -1}, "do not fill"),
         ({"chunks": (40,)}, "outside the tape"),
         ({"chunks": (-1,)}, "outside the tape"),
-        ({"events": torch.zeros(2, 2, dtype=torch.int64)}, "one dimension"),
-        ({"events": torch.zeros(4, dtype=torch.int32)}, "int32"),
+        ({"events": np.zeros((2, 2), dtype=np.int64)}, "one dimension"),
+        ({"events": np.zeros(4, dtype=np.int32)}, "int32"),
     ],
 )
 def test_a_tape_of_another_shape_is_in_no_dump(changes: dict[str, Any], why: str) -> None:
-    known = {"events": torch.zeros(4, dtype=torch.int64), "size": 27, "chunks": (0,)}
+    known = {"events": np.zeros(4, dtype=np.int64), "size": 27, "chunks": (0,)}
     hostile = Tape(
         format=1, page=16, firsts=True, begins="", first=0, steps=0, requests=0, scheduler={},
         **{**known, **changes},

@@ -9,10 +9,12 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 import torch
+from packaging.requirements import Requirement
 from sample_trap import sample_record
 
 from g4debug import discovery
@@ -130,6 +132,75 @@ def test_a_dump_is_shown_and_reported(installed: Path, tmp_path: Path) -> None:
     reported = run(installed, tmp_path, "-m", "g4debug", "report", "a.pt", "-o", "a.html")
     assert reported.returncode == 0, reported.stderr
     assert "<html" in (tmp_path / "a.html").read_text()
+
+
+DUMP = ROOT / "tests" / "replay" / "locked-prefix-0.5.12.post1.pt"
+# What is typed on a laptop, and a word that its output must have. In the folder are a.pt and log.
+LAPTOP = {
+    "show a.pt": "kv-allocator",
+    "show --json a.pt": '"kind"',
+    "list .": "a.pt",
+    "report a.pt -o a.html": "a.html",
+    "diff a.pt a.pt": "versions (7)",
+    "trace q00000 a.pt": "q00000",
+    "where 0x7f0000000000 a.pt": "it has no memory map",
+    "autopsy a.pt": "no CUDA core dump",
+    "triage log": "crashed with exit code -9",
+    "triage 26": "26",
+    "faults --json": '"double-free"',
+    "fixes": "locked-prefix",
+    "pools --help": "usage",
+    "doctor": "this Python has no SGLang",
+    "--version": "torch not installed",
+}
+NEEDS_SGLANG = {
+    "replay a.pt": "SGLang 0.5.12.post1 is not installed here",
+    "replay a.pt --pages-only": "SGLang 0.5.12.post1 is not installed here",
+    "cpu-server": "this Python has no SGLang",
+}
+
+
+@pytest.fixture(scope="module")
+def laptop(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Site-packages of g4debug and all that its wheel depends on, and nothing else: no torch."""
+    site = tmp_path_factory.mktemp("laptop")
+    for child in installed.iterdir():
+        (site / child.name).symlink_to(child)
+    known, todo = {"g4debug"}, list(distribution("g4debug", installed).requires or ())
+    while todo:
+        requirement = Requirement(todo.pop())
+        if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        if requirement.name.lower() in known:
+            continue
+        known.add(requirement.name.lower())
+        found = distribution(requirement.name)
+        assert requirement.specifier.contains(found.version), requirement
+        todo += found.requires or ()
+        for name in {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}:
+            (site / name).symlink_to(found.locate_file(name))
+    assert not {"torch", "sglang", "triton"} & known
+    return site
+
+
+def distribution(name: str, folder: Path | None = None) -> metadata.Distribution:
+    where = {} if folder is None else {"path": [str(folder)]}
+    return next(iter(metadata.distributions(name=name, **where)))
+
+
+@pytest.mark.parametrize("command", [*LAPTOP, *NEEDS_SGLANG])
+def test_without_torch(laptop: Path, tmp_path: Path, command: str) -> None:
+    """-S: without the environment's own site-packages."""
+    shutil.copy(DUMP, tmp_path / "a.pt")
+    log = (ROOT / "tests" / "triage" / "excerpts" / "cascades.txt").read_text()
+    (tmp_path / "log").write_text(log.split("\n=== ")[0])
+    done = run(laptop, tmp_path, "-S", "-m", "g4debug", *command.split())
+    said = done.stdout + done.stderr
+    assert "Traceback" not in said
+    assert "No module named" not in said
+    assert (LAPTOP | NEEDS_SGLANG)[command] in said
+    if command in NEEDS_SGLANG:
+        assert done.returncode == 2
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU engine refuses CUDA machines")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 
 from g4debug.findings import tape
 from g4debug.findings.record import (
@@ -68,10 +68,10 @@ def finding(step: int = STEPS, **changes: Any) -> Finding:
 
 def record(found: Finding, page: int = 9, events: bool = True, **changes: Any) -> TrapRecord:
     table = Table(
-        values=torch.ones(2, 3, dtype=torch.int64),
-        seq_lens=torch.ones(2, dtype=torch.int64),
-        first_live=torch.zeros(2, dtype=torch.int64),
-        bad=torch.tensor([[1, 2, page]]),
+        values=np.ones((2, 3), dtype=np.int64),
+        seq_lens=np.ones(2, dtype=np.int64),
+        first_live=np.zeros(2, dtype=np.int64),
+        bad=np.array([[1, 2, page]]),
         pool=Pool("full", 41, 16, 640),
     )
     steps = [Step(n, "DECODE", ("a",), (n,), rows=(3,)) for n in range(30, STEPS + 1)]

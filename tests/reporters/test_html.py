@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
-import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 import browser
@@ -58,10 +58,10 @@ def large() -> TrapRecord:
     record = evicted()
     table = dataclasses.replace(
         sample_record().table,
-        values=torch.full((256, 2048), 7),
-        seq_lens=torch.full((256,), 2048 * 64),
-        first_live=torch.zeros(256, dtype=torch.int64),
-        bad=torch.tensor([[200, 1000, 1 << 40]]),
+        values=np.full((256, 2048), 7),
+        seq_lens=np.full(256, 2048 * 64),
+        first_live=np.zeros(256, dtype=np.int64),
+        bad=np.array([[200, 1000, 1 << 40]]),
         rids=(),
         rows_total=256,
         columns_total=2048,
@@ -124,7 +124,7 @@ def test_same_facts_as_show(kind: str) -> None:
 
 def test_the_page_leaves_the_tape_out() -> None:
     tape = Tape(
-        1, 16, False, "start", 0, 9, 1, 8, torch.full((4,), 0x1234567), (0,), {"size_full": 77777}
+        1, 16, False, "start", 0, 9, 1, 8, np.full(4, 0x1234567), (0,), {"size_full": 77777}
     )
     record = sample_record()
     with_tape = dataclasses.replace(record, tape=tape)

@@ -17,9 +17,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 import real_cores
-import torch
 from packaging.version import InvalidVersion, Version
 from sample_trap import sample_record
 
@@ -1081,7 +1081,7 @@ def test_the_dump_of_the_first_finding_is_replayed(suite, tmp_path):
     (tmp_path / "tape.pt").touch()
     assert replays.dump_of(tmp_path) == tmp_path / "tape.pt"
     record = sample_record()
-    tape = Tape(1, 16, False, "start", 0, 9, 1, 8, torch.zeros(1, dtype=torch.int64), (0,), {})
+    tape = Tape(1, 16, False, "start", 0, 9, 1, 8, np.zeros(1, dtype=np.int64), (0,), {})
     for name, kind, step in (("a", "exception", 1), ("b", record.finding.kind, 9)):
         at = dataclasses.replace(record.finding.location, step=step)
         finding = dataclasses.replace(record.finding, kind=kind, location=at)

@@ -11,6 +11,7 @@ import zipfile
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from sample_trap import sample_record
 
@@ -34,9 +35,31 @@ def repack(
 
 
 def saved(payload: Any) -> bytes:
+    """What torch.save makes of it, arrays as tensors."""
     out = io.BytesIO()
-    torch.save(payload, out)
+    torch.save(as_tensors(payload), out)
     return out.getvalue()
+
+
+def as_tensors(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: as_tensors(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [as_tensors(v) for v in value]
+    return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+
+
+def by_torch(data: bytes) -> Any:
+    """What torch.load makes of an archive, tensors as arrays. The reference for our reader."""
+    return as_arrays(torch.load(io.BytesIO(data), weights_only=True))
+
+
+def as_arrays(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: as_arrays(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [as_arrays(v) for v in value]
+    return value.numpy() if isinstance(value, torch.Tensor) else value
 
 
 class Bomb:

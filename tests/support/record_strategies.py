@@ -1,11 +1,11 @@
-"""Records of any contents, for hypothesis; and equality that looks into tensors."""
+"""Records of any contents, for hypothesis; and equality that looks into arrays."""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import Any
 
-import torch
+import numpy as np
 from hypothesis import strategies as st
 
 from g4debug.findings.memory_map import MemoryMap, MemoryRange
@@ -101,10 +101,10 @@ def tables(draw: st.DrawFn) -> Table:
     column = st.lists(INT64, min_size=rows, max_size=rows)
     bad = draw(st.lists(st.tuples(INT64 | st.integers(-1, 9), st.integers(-1, 9), INT64)))
     return Table(
-        values=torch.tensor(cells, dtype=torch.int64).reshape(rows, columns),
-        seq_lens=torch.tensor(draw(column), dtype=torch.int64),
-        first_live=torch.tensor(draw(column), dtype=torch.int64),
-        bad=torch.tensor(bad, dtype=torch.int64).reshape(len(bad), 3),
+        values=np.array(cells, dtype=np.int64).reshape(rows, columns),
+        seq_lens=np.array(draw(column), dtype=np.int64),
+        first_live=np.array(draw(column), dtype=np.int64),
+        bad=np.array(bad, dtype=np.int64).reshape(len(bad), 3),
         pool=draw(pools),
         window=draw(st.integers()),
         row0=draw(st.integers()),
@@ -129,7 +129,7 @@ def tapes(draw: st.DrawFn) -> Tape:
         steps=draw(st.integers()),
         requests=draw(st.integers()),
         size=size,
-        events=torch.tensor(numbers, dtype=torch.int64),
+        events=np.array(numbers, dtype=np.int64),
         chunks=draw(st.lists(st.integers(0, size - 1), max_size=3).map(tuple)) if size else (),
         scheduler=draw(st.dictionaries(TEXT, plain, max_size=3)),
         limits=draw(st.lists(TEXT, max_size=2).map(tuple)),
@@ -200,13 +200,15 @@ records = st.builds(
 
 
 def same(a: Any, b: Any) -> bool:
-    """Equality that looks into dataclasses and compares tensors by value."""
-    if isinstance(a, torch.Tensor):
-        return isinstance(b, torch.Tensor) and torch.equal(a, b)
+    """Equality that looks into dataclasses, lists and mappings, and compares arrays by value."""
+    if isinstance(a, np.ndarray):
+        return isinstance(b, np.ndarray) and a.dtype == b.dtype and np.array_equal(a, b)
     if dataclasses.is_dataclass(a):
         return type(a) is type(b) and all(
             same(getattr(a, f.name), getattr(b, f.name)) for f in dataclasses.fields(a)
         )
-    if isinstance(a, tuple):
-        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, dict):
+        return type(b) is dict and list(a) == list(b) and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, (tuple, list)):
+        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
     return type(a) is type(b) and a == b

@@ -7,7 +7,7 @@ still holds page numbers of the full pool (72 pages) when the SWA pool has 36.
 
 from __future__ import annotations
 
-import torch
+import numpy as np
 
 from g4debug.findings.record import (
     Finding,
@@ -37,7 +37,7 @@ SWA = Pool(name="swa", pages=36, page_size=64, tokens=2240, used_tokens=1984)
 def sample_table() -> Table:
     """8 rows (one of padding), 16 of 128 columns; row 3 holds page 57 in a live cell."""
     seq_lens = [700, 512, 301, 513, 64, 870, 129, 1]
-    values = torch.zeros(8, 16, dtype=torch.int64)
+    values = np.zeros((8, 16), dtype=np.int64)
     first_live = []
     page = 1
     for row, length in enumerate(seq_lens):
@@ -52,9 +52,9 @@ def sample_table() -> Table:
     values[6, 3] = 41  # past the row's length: an earlier owner's page, legal garbage
     return Table(
         values=values,
-        seq_lens=torch.tensor(seq_lens),
-        first_live=torch.tensor(first_live),
-        bad=torch.tensor([[3, 8, 57]]),
+        seq_lens=np.array(seq_lens),
+        first_live=np.array(first_live),
+        bad=np.array([[3, 8, 57]]),
         pool=SWA,
         window=512,
         q_len=1,

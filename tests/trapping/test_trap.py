@@ -9,8 +9,8 @@ import os
 import platform
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
-import torch
 
 from g4debug.dumps import reading
 from g4debug.findings import tape
@@ -41,13 +41,13 @@ def finding(**location) -> Finding:
 
 
 def table(rows=2, columns=4, row=1, column=2) -> Table:
-    values = torch.ones(rows, columns, dtype=torch.int64)
+    values = np.ones((rows, columns), dtype=np.int64)
     values[row, column] = 99
     return Table(
         values=values,
-        seq_lens=torch.full((rows,), columns * 16),
-        first_live=torch.zeros(rows, dtype=torch.int64),
-        bad=torch.tensor([[row, column, 99]]),
+        seq_lens=np.full(rows, columns * 16),
+        first_live=np.zeros(rows, dtype=np.int64),
+        bad=np.array([[row, column, 99]]),
         pool=POOL,
         rows_total=rows,
         columns_total=columns,
@@ -145,12 +145,12 @@ def test_a_large_table_is_cut_around_its_bad_cell(tmp_path, cell):
 
 
 def test_a_cut_of_a_table_without_bad_cells_or_with_many():
-    plain = dataclasses.replace(table(100, 100), bad=torch.empty(0, 3, dtype=torch.int64))
+    plain = dataclasses.replace(table(100, 100), bad=np.empty((0, 3), dtype=np.int64))
     assert cut_out(plain, 4, 8).values.shape == (4, 8)
-    many = dataclasses.replace(table(100, 100), bad=torch.ones(5000, 3, dtype=torch.int64))
+    many = dataclasses.replace(table(100, 100), bad=np.ones((5000, 3), dtype=np.int64))
     assert len(cut_out(many, 4, 8).bad) < 100
     small = cut_out(table(), 64, 64)
-    assert torch.equal(small.values, table().values)
+    assert np.array_equal(small.values, table().values)
 
 
 def test_a_dump_that_stays_too_large_says_so(tmp_path):
@@ -174,7 +174,7 @@ def test_a_tape_is_shortened_before_the_rest_is_cut(tmp_path, each):
     error = caught(make(tmp_path, lambda f, e: made, max_dump_mb=1), finding(), table())
     got = reading.read(error.path)
     assert error.path.stat().st_size <= 1 << 20
-    assert torch.equal(got.table.values, table().values)
+    assert np.array_equal(got.table.values, table().values)
     if each > 1 << 20:
         assert got.tape is None
         return

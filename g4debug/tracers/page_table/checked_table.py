@@ -6,9 +6,10 @@ import dataclasses
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
-from g4debug.findings.record import Pool, Table
+from g4debug.findings.record import IntArray, Pool, Table
 from g4debug.findings.steps import Recorder
 from g4debug.hooking.layer_pools import request_table
 from g4debug.sanitizer.device_check import Checked
@@ -122,12 +123,10 @@ def read_table(
     used = int(((lengths + pool.page_size - 1) // pool.page_size).max()) if rows else 0
     columns = min(values.shape[1], used + 2)  # what lies behind the end of every row says nothing
     table = Table(
-        values=values[:, :columns].clone(),
-        seq_lens=lengths,
-        first_live=again.first_live,
-        bad=torch.tensor([[c.row, c.column, c.value] for c in cells], dtype=torch.int64).reshape(
-            -1, 3
-        ),
+        values=values[:, :columns].numpy().copy(),
+        seq_lens=lengths.numpy().copy(),
+        first_live=again.first_live.numpy().copy(),
+        bad=_triples([[c.row, c.column, c.value] for c in cells]),
         pool=pool,
         window=checked.window,
         q_len=int(q_lens.max()) if q_lens is not None and len(q_lens) else 1,
@@ -136,6 +135,11 @@ def read_table(
         rids=_rids(checked, rows, recorder),
     )
     return table, replace(cell, foreign=seen.foreign)
+
+
+def _triples(cells: list[list[int]]) -> IntArray:
+    """int64 [n, 3]: row, column and value of each cell."""
+    return np.array(cells, dtype=np.int64).reshape(-1, 3)
 
 
 def _passes(kind: Kind) -> bool:
@@ -198,10 +202,10 @@ def kept(checked: CheckedTable, pool: Pool, seen: Cell, left: Left, rid: str) ->
         pool = replace(pool, pages=pool.pages * pool.page_size, page_size=1)
         bad = [[seen.row, seen.position, seen.token]]
     return Table(
-        values=torch.from_numpy(left.cells[:1, : max(used - origin, 0)].astype("int64")),
-        seq_lens=torch.tensor([length]),
-        first_live=torch.tensor([first]),
-        bad=torch.tensor(bad, dtype=torch.int64).reshape(-1, 3),
+        values=left.cells[:1, : max(used - origin, 0)].astype(np.int64),
+        seq_lens=np.array([length], dtype=np.int64),
+        first_live=np.array([first], dtype=np.int64),
+        bad=_triples(bad),
         pool=pool,
         window=checked.window,
         q_len=queries,

@@ -1,0 +1,49 @@
+"""Installs the wheel in ``dist/`` into an empty environment, and opens a recorded dump and a log.
+
+It needs the network, for what the wheel depends on, and nothing of the clone's own environments.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+DUMP = ROOT / "tests" / "replay" / "locked-prefix-0.5.12.post1.pt"
+LOG = ROOT / "tests" / "triage" / "excerpts" / "cascades.txt"
+# What is typed there, and a word that has to be in the answer.
+COMMANDS = (
+    (("show", str(DUMP)), "kv-allocator"),
+    (("list", str(DUMP.parent)), DUMP.name),
+    (("report", str(DUMP), "-o", "report.html"), "report.html"),
+    (("triage", str(LOG)), "Run this"),
+    (("--version",), "torch not installed"),
+)
+
+
+def main() -> int:
+    wheels = sorted((ROOT / "dist").glob("*.whl"))
+    if len(wheels) != 1:
+        print(f"expected one wheel in dist/, got {len(wheels)}; run: make dist", file=sys.stderr)
+        return 2
+    with tempfile.TemporaryDirectory(prefix="g4debug-laptop-") as folder:
+        python = Path(folder) / "venv" / "bin" / "python"
+        subprocess.run([sys.executable, "-m", "venv", python.parent.parent], check=True)
+        subprocess.run([python, "-m", "pip", "install", "-q", wheels[0]], check=True)
+        for command, word in COMMANDS:
+            done = subprocess.run(
+                [python.with_name("g4debug"), *command],
+                cwd=folder, stdout=subprocess.PIPE, text=True, check=False,
+            )  # fmt: skip
+            ok = done.returncode == 0 and word in done.stdout
+            print("ok  " if ok else "BAD ", "g4debug", *(Path(c).name for c in command))
+            if not ok:
+                print(f"exit code {done.returncode}, expected 0 and {word!r} in:\n{done.stdout}")
+                return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
