@@ -144,8 +144,12 @@ def test_of_several_ranks_the_one_with_the_fewest_checks_counts(healthy):
     second = {"page-table": {"tables": 0, "steps": 9}, "pool-leak": {"pools": 3}}
     assert healthy.checked_of(healthy.fewest([first, second])) == {"page-table": 0, "pool-leak": 2}
     assert healthy.fewest([]) == {}
-    groups = importlib.import_module("suites.healthy.groups").groups()
-    assert {groups["pipeline"].ranks, groups["short"].ranks} == {2, 1}
+
+
+def test_each_rank_of_a_group_has_a_status(group):
+    assert group.ranks == 1
+    engine = {**group.engine, "pp_size": 2, "tp_size": 2}
+    assert dataclasses.replace(group, engine=engine).ranks == 4
 
 
 def test_a_tracer_that_was_excused_and_did_check(healthy, group, runs, tmp_path):
