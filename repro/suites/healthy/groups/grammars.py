@@ -136,5 +136,6 @@ GROUPS = (
         GRAMMAR,
         environ={"G4DEBUG_FAULTS": f"slow-grammar=on({1000 * SLOW})"},
         prepare=byte_tokenizer,
+        only="no model takes part in the compiling of a grammar",
     ),
 )
