@@ -8,6 +8,7 @@ last status.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import time
 from collections.abc import Mapping
@@ -19,6 +20,7 @@ from g4debug.findings.metrics import Metrics, labels_of, wanted
 from g4debug.findings.status import Status
 from g4debug.findings.status_file import StatusFile, StatusFileError
 
+logger = logging.getLogger("g4debug")
 EVERY = 1.0  # seconds
 
 
@@ -59,6 +61,8 @@ class StatusPublisher:
             f"{k.removesuffix('_rank')} {v}" for k, v in labels.items() if k.endswith("_rank")
         )
         self.warnings = list(warnings.of(scheduler))
+        for line in self.warnings:
+            logger.warning("g4debug: %s", line)
         if wanted(scheduler):
             self.metrics = Metrics(self.status, labels)
         self.tell(time.monotonic())

@@ -1,6 +1,7 @@
 """What a server does otherwise than its model was trained for, and says once at most.
 
-``g4debug doctor --pid`` shows it. It is no finding: SGLang does it on purpose.
+The log says it when the server starts, and ``g4debug doctor --pid`` as long as it runs. It is no
+finding: SGLang does it on purpose.
 """
 
 from __future__ import annotations

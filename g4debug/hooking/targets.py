@@ -279,6 +279,8 @@ _PLACES: dict[str, str | Places] = {
     "grammar.begin": _until(
         "0.5.13", "constrained.grammar_manager.GrammarManager.process_req_with_grammar"
     ),
+    # Called in a thread of its own, once for each grammar that is not in SGLang's cache.
+    "grammar.compile": "constrained.base_grammar_backend.BaseGrammarBackend._init_value_dispatch",
     "batch.merge": f"{_BATCH}.merge_batch",
     "batch.filter": f"{_BATCH}.filter_batch",
     # 0.5.13 moved the speculative arguments into a module of their own.

@@ -28,6 +28,7 @@ _SWITCH = re.compile(
 _SWA_USAGE = re.compile(r"swa token usage: ([0-9.]+)")
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 GRACE = 10.0  # seconds
+START = 900.0  # seconds in which an engine must be up, also on a machine that is busy with others
 LIFELINE = "REPRO_LIFELINE"  # the variable in which a child finds the pipe's number
 _asked: list[int] = []  # signals that asked this script to end
 
@@ -169,12 +170,14 @@ def run_child(
     progress: Callable[[str], None] = lambda text: None,
     last_words: str = "",
     python: Sequence[str] = (),
+    start: float = 0.0,
 ) -> Outcome:
     """Run a child with ``environment`` on top of ours; wait at most ``timeout`` seconds.
 
-    It leaves ``name.log`` and its result, ``name.json``, in ``folder``. last_words: once this is
-    in the log, the child has ``GRACE`` seconds to end. A scheduler that dies while it is idle may
-    leave SGLang's main process waiting for it for ever. Raises Stopped.
+    It leaves ``name.log`` and its result, ``name.json``, in ``folder``. start: if given, the child
+    has so many seconds until its engine is up, and ``timeout`` from then on. last_words: once this
+    is in the log, the child has ``GRACE`` seconds to end. A scheduler that dies while it is idle
+    may leave SGLang's main process waiting for it for ever. Raises Stopped.
     """
     folder.mkdir(parents=True, exist_ok=True)
     result = folder / f"{name}.json"
@@ -185,14 +188,15 @@ def run_child(
     if device == "cpu":
         base = cpu.environment(base)
     begin = time.monotonic()
-    phase, end, status = "starting", begin + timeout, None
+    phase, end, status = "starting", begin + (start or timeout), None
     with log.open("wb") as sink, group(command, {**base, **environment}, sink) as process:
         while status is None and time.monotonic() < end:
             go_on()
             if phase == "starting" or last_words:  # else nothing is looked for, and logs are long
                 text = log.read_text(errors="replace")
-                if UP in text:
+                if UP in text and phase == "starting":
                     phase = "generating"
+                    end = time.monotonic() + timeout if start else end
                 if last_words and last_words in text:
                     end = min(end, time.monotonic() + GRACE)
             progress(f"{phase}, {time.monotonic() - begin:.0f} s")

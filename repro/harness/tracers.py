@@ -62,6 +62,11 @@ def shown(under: int | None = None) -> dict[str, dict[str, Any]]:
         time.sleep(0.1)
 
 
+def of_ranks() -> dict[str, list[dict[str, Any]]]:
+    """Title of each scheduler -> the status of each of its tracers; {} if none shows any."""
+    return {title: list(status["tracers"]) for title, status in shown().items()}
+
+
 def of_one_rank(under: int | None = None) -> list[dict[str, Any]]:
     """The status of each tracer of the only scheduler; [] if it shows none."""
     return next((list(status["tracers"]) for status in shown(under).values()), [])

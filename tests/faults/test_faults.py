@@ -77,7 +77,7 @@ def test_a_fault_that_this_release_cannot_have_is_refused_at_start(monkeypatch):
         install_all(parse("publish-order=1*early"), Hooks())
 
 
-STRESS = ("abort-request", "delayed-step", "forced-retract", "radix-evict")
+STRESS = ("abort-request", "delayed-step", "forced-retract", "radix-evict", "slow-grammar")
 
 
 def test_every_fault_says_who_must_catch_it():

@@ -63,6 +63,7 @@ def runs(healthy, group, tmp_path):
             "s": 1.0,
             "checked": {tracer: {"checks": 5} for tracer in healthy.on_one_rank()},
             "status": [],
+            "ranks": 1,
         }
         for workload in group.workloads
     }
@@ -127,6 +128,7 @@ def test_a_tracer_that_failed(healthy, group, runs, tmp_path):
         (lambda found: found["checked"].pop("page-table"), "checked nothing: page-table"),
         (lambda found: found["checked"].update({"page-table": {"steps": 9}}), "checked nothing"),
         (lambda found: found.update(problem="ended by EOS: 0"), "ended by EOS: 0"),
+        (lambda found: found.update(ranks=2), "2 schedulers show a status, expected 1"),
     ],
 )
 def test_a_workload_that_proves_nothing(healthy, group, runs, tmp_path, change, problem):
@@ -135,6 +137,19 @@ def test_a_workload_that_proves_nothing(healthy, group, runs, tmp_path, change, 
     assert not ran.good
     (bad,) = (done for done in ran.done if done.problem)
     assert (bad.workload.id, bad.problem[: len(problem)]) == ("eos", problem)
+
+
+def test_of_several_ranks_the_one_with_the_fewest_checks_counts(healthy):
+    first = {"page-table": {"tables": 5, "steps": 1}, "pool-leak": {"pools": 2}}
+    second = {"page-table": {"tables": 0, "steps": 9}, "pool-leak": {"pools": 3}}
+    assert healthy.checked_of(healthy.fewest([first, second])) == {"page-table": 0, "pool-leak": 2}
+    assert healthy.fewest([]) == {}
+
+
+def test_each_rank_of_a_group_has_a_status(group):
+    assert group.ranks == 1
+    engine = {**group.engine, "pp_size": 2, "tp_size": 2}
+    assert dataclasses.replace(group, engine=engine).ranks == 4
 
 
 def test_a_tracer_that_was_excused_and_did_check(healthy, group, runs, tmp_path):

@@ -267,6 +267,33 @@ def test_a_workload_that_comes_to_nothing_on_another_release_is_an_answer(judged
 def test_a_process_that_does_not_end_hangs(judged):
     cell = judged("sglang", status=None, **TRUTH)
     assert (cell.grade, cell.ended) == ("stands", "hangs")
+    assert judged("sglang", "g4debug-repro: engine up\n", status=None).ended == "hangs"
+
+
+def test_an_engine_that_was_never_up_proves_nothing(judged):
+    """A machine that is busy with others is no hang."""
+    cell = judged("sglang", status=None)
+    assert (cell.grade, cell.ended) == ("n/a", "spoiled")
+    assert cell.said == "the engine was not up in 900 s"
+
+
+def test_what_a_child_may_take_is_counted_from_when_its_engine_is_up(tmp_path, monkeypatch):
+    """It is up after two seconds, and may then take one: it is stopped after three, or later."""
+    monkeypatch.syspath_prepend(str(REPRO))
+    processes = importlib.import_module("harness.processes")
+    (tmp_path / "slow_child.py").write_text(
+        "import time\n"
+        "def main(device, result):\n"
+        "    time.sleep(2)\n"
+        f"    print({processes.UP!r}, flush=True)\n"
+        "    time.sleep(600)\n"
+    )
+    ran = processes.run_child(
+        "slow", "slow_child", {}, {"PYTHONPATH": str(tmp_path)}, tmp_path, 1.0, start=600.0
+    )
+    assert ran.status is None
+    assert processes.UP in ran.text
+    assert ran.seconds >= 3
 
 
 @pytest.mark.parametrize(

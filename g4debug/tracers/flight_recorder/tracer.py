@@ -123,8 +123,8 @@ class FlightRecorder:
         self.boxing.tell()
         if torch.cuda.is_available():
             self._tell_core_dumps()
-        for what in work.outside(self.recorder.scheduler):
-            self.context.limit("hangs: not of every request", f"one may wait for {what}")
+        for what, why in work.limits(self.recorder.scheduler):
+            self.context.limit(what, why)
         return result
 
     def _tell_core_dumps(self) -> None:

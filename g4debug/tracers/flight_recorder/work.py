@@ -119,6 +119,18 @@ def outside(scheduler: Any) -> Iterator[str]:
         yield "its prefix from storage"
 
 
+def limits(scheduler: Any) -> Iterator[tuple[str, str]]:
+    """What is not told of this server, and why."""
+    for what in outside(scheduler):
+        yield "hangs: not of every request", f"one may wait for {what}"
+    if frees_without_steps(scheduler):
+        yield (
+            "hangs: none is called a deadlock",
+            "memory may come back from the host or from storage without a step, and this was never "
+            "run so",
+        )
+
+
 def frees_without_steps(scheduler: Any) -> bool:
     """True if memory may become free without a step, by a copy to the host or to storage."""
     named = (

@@ -75,6 +75,7 @@ class PoolLeakTracer:
 
     def install(self) -> None:
         self.context.status.rests = self.rests
+        self.context.after("scheduler.init", self.after_scheduler_init)
         self.context.before("scheduler.on_idle", self.before_idle)
         self.context.on_exception("scheduler.on_idle", self.at_idle_error)
         self.context.after("scheduler.process_result", self.after_result)
@@ -90,6 +91,10 @@ class PoolLeakTracer:
         self.released.move_to_end(rid)
         if len(self.released) > REMEMBERED:
             self.released.popitem(last=False)
+
+    def after_scheduler_init(self, result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+        self._is_usable(scheduler)  # it says so at start, and not at its first count
+        return result
 
     def before_idle(self, scheduler: Any, *args: Any, **kwargs: Any) -> None:
         # on_idle is called again and again while there is nothing to do.

@@ -143,6 +143,8 @@ def _judge(
     idle = [t for t in checkers() if not checked.get(t) and t not in group.idle]
     problem = found["problem"]
     excused = [t for t in group.idle if checked.get(t)]
+    if not problem and found["ranks"] != group.ranks:
+        problem = f"{found['ranks']} schedulers show a status, expected {group.ranks}"
     if not problem and idle:
         problem = f"checked nothing: {', '.join(idle)}"
     if not problem and excused:
@@ -168,6 +170,15 @@ def added(tallies: Iterable[Mapping[str, int]]) -> dict[str, int]:
 def counts(records: Iterable[Mapping[str, Any]]) -> Counts:
     """Each tracer's counts of its checks since its process was started, from its status."""
     return {r["name"]: {c["what"]: int(c["count"]) for c in r["checked"]} for r in records}
+
+
+def fewest(ranks: Iterable[Counts]) -> Counts:
+    """The counts of several schedulers: for each tracer, of the one in which it checked least."""
+    found: Counts = {}
+    for rank in ranks:
+        least, mine = checked_of(found), checked_of(rank)
+        found |= {name: rank[name] for name, n in mine.items() if n < least.get(name, n + 1)}
+    return found
 
 
 def checked_of(found: Counts) -> dict[str, int]:

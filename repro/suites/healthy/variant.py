@@ -14,14 +14,22 @@ from typing import Any
 
 from harness.engine import running
 from harness.replays import keep_tape
-from harness.tracers import of_one_rank
+from harness.tracers import of_ranks
 
 from suites.healthy.groups import group_of
-from suites.healthy.run import counts
+from suites.healthy.run import Counts, counts, fewest
 from suites.healthy.workload import Client, NotExercised
 
 IDLE_SECONDS = 0.5  # between two workloads: at idle, everything is counted and compared
 LIMIT = 240.0  # seconds that one workload may take
+
+
+def made(after: Counts, before: Counts) -> Counts:
+    """How often each tracer of a scheduler has checked something since ``before``."""
+    return {
+        tracer: {what: n - before.get(tracer, {}).get(what, 0) for what, n in it.items()}
+        for tracer, it in after.items()
+    }
 
 
 def main(device: str, result: Path, name: str, model: str) -> None:
@@ -32,7 +40,7 @@ def main(device: str, result: Path, name: str, model: str) -> None:
     logs = {"model": model, "log_level": "info", "decode_log_interval": 1}
     found: dict[str, Any] = {}
     with running(engine_arguments(group.mtp, **{**logs, **group.engine, **more})) as engine:
-        after = counts(of_one_rank())
+        after = {title: counts(records) for title, records in of_ranks().items()}
         for workload in group.workloads:
             print(f"g4debug-repro: {workload.id}", flush=True)
             client, problem = Client(engine, workload.id, result.with_suffix(".log")), ""
@@ -45,21 +53,17 @@ def main(device: str, result: Path, name: str, model: str) -> None:
                 problem = f"it was not done after {LIMIT:.0f} s"
             seconds = time.perf_counter() - begin
             time.sleep(IDLE_SECONDS)
-            records, before = of_one_rank(), after
-            after = counts(records)
+            ranks, before = of_ranks(), after
+            after = {title: counts(records) for title, records in ranks.items()}
             found[workload.id] = {
                 "outputs": client.outputs,
                 "requests": client.requests,
                 "facts": client.facts,
                 "problem": problem,
                 "s": round(seconds, 1),
-                "checked": {
-                    tracer: {
-                        what: n - before.get(tracer, {}).get(what, 0) for what, n in it.items()
-                    }
-                    for tracer, it in after.items()
-                },
-                "status": records,
+                "checked": fewest(made(n, before.get(title, {})) for title, n in after.items()),
+                "status": [record for records in ranks.values() for record in records],
+                "ranks": len(ranks),
             }
             # After each: if the engine dies later, what was done before is still known.
             result.write_text(json.dumps(found))

@@ -84,6 +84,11 @@ class Group:
     strict: bool = True
     why: str = ""
 
+    @property
+    def ranks(self) -> int:
+        """How many schedulers its engine has."""
+        return int(self.engine.get("tp_size", 1)) * int(self.engine.get("pp_size", 1))
+
 
 CHUNKS = {"chunked_prefill_size": 256}
 Given = Mapping[str, Any]  # arguments of ``sgl.Engine``

@@ -53,7 +53,8 @@ class Case:
     the grade that was predicted before the first run. why: what the case is in the suite for, one
     sentence. chosen_after: the case was chosen when g4debug's tracers
     existed. gpu: why no CPU can run it. innocent: the bug is in nothing that the host decides, so a
-    replay of its run is right to find nothing. seconds: after which a run counts as one that hangs.
+    replay of its run is right to find nothing. seconds: after which a run counts as one that hangs,
+    from the moment on at which its engine is up.
     """
 
     number: int

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from harness.processes import UP, Outcome, run_child
+from harness.processes import START, UP, Outcome, run_child
 from packaging.version import Version
 
 from g4debug import cpu
@@ -157,6 +157,7 @@ def run(cell: Cell, folder: Path, right: Mapping[str, Any]) -> Cell:
         case.seconds * tool.patience * (1.0 if on_cpu else gpu.PATIENCE),
         device=cell.device,
         python=[*tool.wrapper, str(python)],
+        start=START,
     )
     return judge(cell, case, tool, ran, folder, right)
 
@@ -223,6 +224,8 @@ def _proves_nothing(cell: Cell, case: Case, tool: Tool, text: str) -> str:
     # else those would be repeated that do not suit.
     if cell.ended == "completed" or cell.triggered or cell.grade in grades.TOLD:
         return ""
+    if cell.ended == "hangs" and UP not in text:
+        return f"the engine was not up in {START:.0f} s"
     first = _ENDED.search(text)
     if first is None or not _SPOILED.match(first[0]):
         return ""

@@ -1,6 +1,7 @@
 """Driven by test_mm_engine.py, in a process of its own: pictures, films and text, MTP on.
 
-A seeded multimodal TINY with a tiny vision tower. SGLang's own processor cuts pictures up, and
+A seeded multimodal TINY with a tiny vision tower, which says of itself that it was trained with
+bidirectional attention to images. SGLang's own processor cuts pictures up, and
 pads all of them to the same number of patches; what comes cut up already keeps its own.
 """
 
@@ -37,9 +38,20 @@ def cut_up(*sizes):
     return pixels, positions, [w * h // POOL**2 for w, h in sizes]
 
 
+def seeing_both_ways(model):
+    """Write into the config of a multimodal model how it was trained, as the bigger ones have it.
+
+    SGLang does not read it; it asks for a mask in any case.
+    """
+    config = json.loads((model / "config.json").read_text())
+    config["text_config"]["use_bidirectional_attention"] = "vision"
+    (model / "config.json").write_text(json.dumps(config))
+
+
 def main(folder):
     import sglang
     import torch
+    from harness.tracers import shown
     from workloads import multimodal
 
     from g4debug.cpu.geometry import TINY
@@ -82,6 +94,7 @@ def main(folder):
     }
     folder = Path(folder)
     model = multimodal.write(TINY, kv_shared=True, folder=folder, device="cpu", tower=TOWER)
+    seeing_both_ways(model)
     arguments = server_arguments(
         (model, folder / "text" / "assistant"),
         mm_attention_backend="triton_attn",
@@ -105,6 +118,7 @@ def main(folder):
             "logprobs": [[x[0] for x in o["meta_info"]["output_token_logprobs"]] for o in outputs],
         }
         print("RESULT", json.dumps(line), flush=True)
+    print("WARNED", json.dumps([status["warnings"] for status in shown().values()]), flush=True)
     engine.shutdown()
 
 

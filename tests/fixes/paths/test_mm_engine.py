@@ -1,7 +1,11 @@
-"""mm-batched-encoder on a real engine: on with every tracer armed, and off. The same answers."""
+"""mm-batched-encoder on a real engine: on with every tracer armed, and off. The same answers.
+
+The engine attends causally to images, and its model was trained otherwise. It must say so.
+"""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,6 +13,8 @@ from real_engine import ENGINE, drive, side_by_side
 
 DRIVER = Path(__file__).with_name("drive_mm.py")
 SAID = "mm-batched-encoder: on: "
+SGLANGS = "Bidirectional attention for image tokens requires TritonAttnBackend."  # once
+OURS = "TRTLLMHAAttnBackend attends causally to the tokens of an image"
 pytestmark = [
     pytest.mark.long("four engines with images"),
     *ENGINE,
@@ -30,6 +36,12 @@ def test_the_same_answers_and_no_tracer_fires(tmp_path):
     assert on.log.count(SAID) == 1
     assert f"{SAID}4 images in 2 passes of the vision tower" in on.log
     assert SAID not in off.log
+    # SGLang says it with its first image, g4debug at start, and as long as the server runs.
+    assert on.log.count(SGLANGS) == off.log.count(SGLANGS) == 1
+    assert on.log.index(f"g4debug: {OURS}") < on.log.index(SGLANGS)
+    (told,) = (line for line in on.log.splitlines() if line.startswith("WARNED "))
+    ((warning,),) = json.loads(told.removeprefix("WARNED "))
+    assert warning.startswith(OURS)
     assert not on.dumps
     for a, b in zip(on.results, off.results, strict=True):
         assert a["tokens"] == b["tokens"], a["round"]

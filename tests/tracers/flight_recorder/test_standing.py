@@ -299,6 +299,16 @@ def test_a_request_that_waits_for_storage_is_not_judged(server):
     assert list(work.outside(server.has)) == ["its prefix from storage"]
 
 
+def test_what_was_never_run_is_said(server):
+    assert list(work.limits(server.has)) == []
+    server.has.enable_hierarchical_cache = True
+    ((what, why),) = work.limits(server.has)
+    assert what == "hangs: none is called a deadlock"
+    assert why.endswith("and this was never run so")
+    server.has.enable_hicache_storage = True
+    assert next(what for what, _ in work.limits(server.has)) == "hangs: not of every request"
+
+
 def test_a_step_that_our_hook_did_not_see(server):
     """SGLang's own count has grown, so it is our hook that is dead."""
     server.has.running_batch.reqs.append(Request("a", 9))

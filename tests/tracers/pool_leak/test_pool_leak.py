@@ -18,6 +18,7 @@ from releases import kv_of, story
 from g4debug import plugin
 from g4debug.dumps import reading
 from g4debug.tracers.pool_leak.tracer import PoolLeakTracer
+from g4debug.tracers.pool_leak.watch import IdleCounts
 from g4debug.trapping.trap import TrapError
 
 pytestmark = [
@@ -382,6 +383,20 @@ def test_an_unknown_prefix_cache_is_said_and_not_guessed_at(server, caplog):
     server.check()
     assert caplog.text.count("whose prefix cache is SimpleNamespace") == 1
     assert server.tracer.censuses == 0
+
+
+@pytest.mark.parametrize("part", [PoolLeakTracer, IdleCounts])
+def test_a_server_that_it_cannot_judge_is_told_at_start(server, part):
+    """And not at its first count: the line at start would call it judged until then."""
+    context = server.tracer.context
+    tracer, args = part(context), server.scheduler.server_args
+    tracer.after_scheduler_init(None, server.scheduler)
+    assert not context.status.is_off
+    args.pp_size = 2
+    part(context).after_scheduler_init(None, server.scheduler)
+    assert context.status.is_off
+    (said,) = (r.off for r in context.recorder.status.records() if r.name == "pool-leak")
+    assert said.startswith("with pipeline parallelism several batches run at once")
 
 
 def test_the_canary_bites(tmp_path, monkeypatch):

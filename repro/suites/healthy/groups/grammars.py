@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -92,10 +94,48 @@ async def free_text(client: Client) -> None:
     client.note("text prompts", len(found))
 
 
+SLOW = 30  # seconds; G4DEBUG_HANG_SECONDS is 20 if it is not set
+
+
+async def _slow(client: Client, expression: str) -> None:
+    """A request that waits for its grammar for ``SLOW`` seconds, and is answered."""
+    began = time.monotonic()
+    asked = {"regex": expression, "ignore_eos": False}
+    found = await client.generate(client.prompt(80), 300, sampling=asked, name=expression)
+    waited = time.monotonic() - began
+    require(waited >= SLOW, f"the grammar was there after {waited:.0f} s")
+    require(re.fullmatch(expression, found["text"]) is not None, f"the answer is {found['text']}")
+    client.note("seconds in which a grammar was compiled", SLOW)
+
+
+@workload("a grammar that takes long", f"{SLOW} s, while nobody else is there; a hang is 20 s")
+async def slow_alone(client: Client) -> None:
+    await _slow(client, r"SWA page [1-9][0-9]{2}")
+
+
+@workload(
+    "a grammar that takes long, beside others", f"{SLOW} s, while others are served", compare=False
+)
+async def slow_beside_others(client: Client) -> None:
+    slow = asyncio.ensure_future(_slow(client, r"FULL page [1-9][0-9]{2}"))
+    while not slow.done():
+        client.note("others that were served meanwhile", len(await client.batch(4)))
+    await slow
+
+
 WORKLOADS = (json_schema, regular_expression, free_text)
 GRAMMAR = {"grammar_backend": "xgrammar"}
 
 GROUPS = (
     with_mtp("grammar", "grammars, MTP", WORKLOADS, GRAMMAR, prepare=byte_tokenizer),
     without_mtp("grammar-plain", "grammars, no MTP", WORKLOADS, GRAMMAR, prepare=byte_tokenizer),
+    without_mtp(
+        "grammar-slow",
+        "grammars that are compiled for longer than a hang (the fault `slow-grammar`), no MTP",
+        (slow_alone, slow_beside_others),
+        GRAMMAR,
+        environ={"G4DEBUG_FAULTS": f"slow-grammar=on({1000 * SLOW})"},
+        prepare=byte_tokenizer,
+        only="no model takes part in the compiling of a grammar",
+    ),
 )
