@@ -12,7 +12,7 @@ PYTHON ?=
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test matrix soak healthy fuzz history versions lint env clean distclean
+.PHONY: help demo test matrix soak healthy fuzz history versions lint site env clean distclean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -52,6 +52,10 @@ history: env ## SGLang's own bugs against every tool; writes docs/history.md. Si
 
 lint: env ## ruff check, ruff format --check, mypy --strict
 	@"$(RUN)" -m ruff check . && "$(RUN)" -m ruff format --check . && "$(RUN)" -m mypy
+
+site: env ## Build the documentation as a site, in build/site; a link that leads nowhere is an error
+	@NO_MKDOCS_2_WARNING=1 "$(RUN)" -m mkdocs build --strict -f docs/site/mkdocs.yml
+	@echo "build/site/index.html; the search needs a server: $(RUN) -m http.server -d build/site"
 
 env: ## Only make the environment that the others use
 	@for p in python3 python3.11 python3.12 python3.13 python; do \
