@@ -12,7 +12,7 @@ PYTHON ?=
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test matrix soak healthy fuzz history versions lint dist laptop env clean distclean
+.PHONY: help demo test matrix soak healthy fuzz history versions lint site dist laptop env clean distclean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -58,6 +58,10 @@ dist: env ## Build the release of the last commit into dist/, twice, and check i
 
 laptop: ## Install the wheel in dist/ into an empty environment, and open a dump there
 	@exec "$${PYTHON:-python3}" scripts/release/laptop.py
+
+site: env ## Build the documentation as a site, in build/site; a link that leads nowhere is an error
+	@NO_MKDOCS_2_WARNING=1 "$(RUN)" -m mkdocs build --strict -f docs/site/mkdocs.yml
+	@echo "build/site/index.html; the search needs a server: $(RUN) -m http.server -d build/site"
 
 env: ## Only make the environment that the others use
 	@for p in python3 python3.11 python3.12 python3.13 python; do \

@@ -16,12 +16,10 @@ import difflib
 import importlib
 import os
 import pkgutil
-import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
-from pathlib import Path
 from types import ModuleType
 from typing import IO, TYPE_CHECKING, Any, NoReturn, TextIO
 
@@ -115,6 +113,9 @@ def _dispatch(args: list[str]) -> int:
     if args[0] in ("-V", "--version"):
         print(_versions())
         return 0
+    if args[0].startswith("-"):
+        name = next((a for a in args if not a.startswith("-")), "COMMAND")
+        raise CliError(f"options come behind the command: g4debug {name} {args[0]}")
     return _run(_find(args[0]), args[1:])
 
 
@@ -188,7 +189,7 @@ def _help() -> str:
     lines = [
         "usage: g4debug COMMAND [...]    g4debug COMMAND --help    g4debug --version",
         "",
-        "Find out why SGLang crashes or answers wrongly on Gemma-4.",
+        "Find out why SGLang crashes, serves nobody or answers wrongly.",
         "",
         "commands:",
     ]
@@ -198,7 +199,11 @@ def _help() -> str:
             lines.append(f"  {name.replace('_', '-'):<12} (unavailable: {command})")
         else:
             lines.append(f"  {command.NAME:<12} {command.HELP}")
-    lines += ["", "A server died? Run g4debug list, then g4debug show DUMP."]
+    lines += [
+        "",
+        "A server died? Run g4debug triage LOG; or g4debug list, then g4debug show DUMP.",
+        "It serves nobody? Run g4debug doctor --pid PID.",
+    ]
     return "\n".join(lines)
 
 
@@ -239,19 +244,10 @@ def _silence(stream: TextIO | None) -> None:
 
 
 def program() -> str:
-    """How g4debug can be called again, for the commands that we print.
+    """How g4debug can be called again, for the commands that we print."""
+    from g4debug.dumps import calling
 
-    ``g4debug`` if that is found, or else as this process was started: by a path, or by ``python
-    -m``.
-    """
-    from g4debug.dumps.heads import quoted
-
-    if shutil.which(PROGRAM):
-        return PROGRAM
-    started = Path(sys.argv[0])
-    if started.name == PROGRAM and started.is_file() and os.access(started, os.X_OK):
-        return quoted(sys.argv[0])
-    return f"{quoted(sys.executable)} -m {PROGRAM}"
+    return calling.program()
 
 
 def add_console_arguments(parser: argparse.ArgumentParser) -> None:

@@ -25,6 +25,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "flag of sglang.launch_server; it wins over the default. With --model-path your\n"
         "model takes the place of the toy, and MTP is off unless you ask for it.\n"
         "\n"
+        "  g4debug cpu-server --port 30000\n"
+        "  g4debug cpu-server --model llama --draft eagle --port 30000\n"
+        "  SGLANG_TRTLLM_MHA_DEBUG=1 g4debug cpu-server --port 30000 --enable-metrics\n"
+        "\n"
+        "Then, in another shell, when the log says that the server is fired up:\n"
+        "\n"
+        "  curl localhost:30000/generate -H 'Content-Type: application/json' \\\n"
+        "    -d '{\"text\": \"hello\", \"sampling_params\": {\"max_new_tokens\": 16}}'\n"
+        "\n"
         "The toys:\n" + "\n".join(_about("toy")) + "\n\n"
         "The drafts:\n" + "\n".join(_about("draft"))
     )
@@ -33,6 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--draft", metavar="DRAFT", help="a draft from the list above, for a toy that it names"
+    )
+    parser.add_argument(
+        "--port", type=int, metavar="N", help="the server's port, SGLang's flag (default: 30000)"
     )
     parser.add_argument("--no-mtp", action="store_true", help="serve without the MTP assistant")
 
@@ -57,6 +69,8 @@ def run(args: argparse.Namespace) -> int:
     try:
         cpu.refuse_cuda("g4debug cpu-server")
         model, flags = _model(args.model), list(args.rest)
+        if args.port is not None:
+            flags.append(f"--port={args.port}")
         if model is None:
             flags = [f"--model-path={args.model}", *flags]
         command = server.command(flags, not args.no_mtp, model or server.DEFAULT, args.draft)

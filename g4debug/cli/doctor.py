@@ -5,7 +5,8 @@ sites and the fixes. For that it loads SGLang and its plugins in a process of
 its own, as a server does, with every tracer armed. It changes nothing and
 starts no server. Without --canary it makes no CUDA context. The exit code is 0
 if all that the environment asks for can be done, and 1 if not. Without SGLang it
-is 1, and doctor says which commands work all the same.
+is 1, and doctor says which commands work all the same. What is as it should be is
+counted; --all shows each site, fix and model.
 
 With --pid it asks a running server instead: its model, attention backends and
 draft, what each tracer of each of its schedulers judges now, which parts are limited
@@ -29,7 +30,7 @@ import os
 import sys
 from pathlib import Path
 
-from g4debug.cli import CliError, add_console_arguments, present
+from g4debug.cli import CliError, add_console_arguments, console_for, present, program
 
 NAME = "doctor"
 HELP = "tell whether g4debug would work here"
@@ -37,6 +38,9 @@ HELP = "tell whether g4debug would work here"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    parser.add_argument(
+        "--all", action="store_true", help="show every hook site, fix, tracer, backend and model"
+    )
     parser.add_argument("--pid", type=int, help="ask the running server with this process number")
     parser.add_argument(
         "--tape",
@@ -77,7 +81,11 @@ def run(args: argparse.Namespace) -> int:
     finally:
         if waiting:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
-    present(doctor, diagnosis, args)
+    if args.json:
+        doctor.render_json(diagnosis, sys.stdout)
+    else:
+        more = f"{program()} doctor --all"
+        doctor.render(diagnosis, console_for(args), everything=args.all, again=more)
     return 0 if diagnosis.ready else 1
 
 
@@ -85,6 +93,8 @@ def _running(args: argparse.Namespace) -> int:
     from g4debug.cli._running import look
     from g4debug.reporters import running
 
+    if args.all:
+        raise CliError("--all does not go with --pid, which shows all that the server tells")
     if args.canary is not None:
         raise CliError("--canary does not go with --pid: it would run here, not in that server")
     if not os.path.isdir(f"/proc/{args.pid}"):

@@ -60,6 +60,13 @@ def _left_behind(directory: Path, path: Path) -> bool:
         return box is not None and box.left_behind and box.goes_to(directory)
 
 
+def elsewhere(directory: Path) -> str:
+    """Where dumps may be, if they are not in this folder."""
+    if directory.absolute() != DEFAULT_DUMP_DIR.absolute():
+        return f"Where ${VARIABLE} was not set for it, it writes to {DEFAULT_DUMP_DIR}."
+    return f"If ${VARIABLE} was set for it, they are in that folder: {program()} list DIR"
+
+
 def run(args: argparse.Namespace) -> int:
     from g4debug.dumps import incidents
     from g4debug.dumps.heads import quoted
@@ -95,8 +102,10 @@ def run(args: argparse.Namespace) -> int:
     console = console_for(args)
     if not found:
         console.print(
-            f"{nothing} A server that is started with SGLANG_TRTLLM_MHA_DEBUG=1 writes its dumps "
-            f"to ${VARIABLE}, or to {DEFAULT_DUMP_DIR} if that is not set.",
+            f"{nothing}\n"
+            "A server writes one when a tracer finds something, or when it crashes or hangs, if it "
+            f"was started with SGLANG_TRTLLM_MHA_DEBUG=1 or =watch. {elsewhere(directory)}\n"
+            f"If you have the log of a server that died: {program()} triage LOG",
             soft_wrap=True,
         )
         return 0

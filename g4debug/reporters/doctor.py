@@ -1,7 +1,11 @@
-"""The result of ``g4debug doctor`` on a terminal: first the verdict, then the facts."""
+"""The result of ``g4debug doctor`` on a terminal: the verdict, the facts, and the verdict again.
+
+The short form counts what is as it should be, and shows in full only what is not.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import IO
 
@@ -31,6 +35,9 @@ STYLES = {
     "off": "yellow",
     "opt-in": "yellow",
 }
+# States that nobody needs to look into: in the short form these rows are only counted.
+QUIET = {*"wrapped found absent applied not-needed off armed opt-in judged run caught".split()}
+FEW = 9  # so many names of one state are listed in the short form
 
 
 @dataclass(frozen=True)
@@ -84,10 +91,17 @@ def render_json(diagnosis: Diagnosis, stream: IO[str]) -> None:
     json.write({"ready": diagnosis.ready, **vars(diagnosis)}, stream)
 
 
-def render(diagnosis: Diagnosis, console: Console) -> None:
-    """Print the report, at most the console's width wide."""
+def render(
+    diagnosis: Diagnosis, console: Console, *, everything: bool = True, again: str = ""
+) -> None:
+    """Print the report, at most the console's width wide.
+
+    everything: every row of every section; without it, rows in a quiet state are counted. again:
+    the command that shows every row, for the last lines of the short form.
+    """
     d = cleaned(diagnosis)
-    hang(console, Text(d.headline, "bold green" if d.ready else "bold white on red"))
+    verdict = Text(d.headline, "bold green" if d.ready else "bold white on red")
+    hang(console, verdict)
     for problem in d.problems[1:]:
         _entry(console, "ALSO", Text(problem, "bold red"))
     for note in d.notes:
@@ -100,17 +114,44 @@ def render(diagnosis: Diagnosis, console: Console) -> None:
     unchecked = "not checked: the problem at the top has to be solved first"
     _entry(console, "DUMPS", Text(d.dumps or unchecked))
     console.print()
-    _rows(console, "SITES", d.sites, d.unchecked.get("sites", ""), d.where)
+    rows = _rows if everything else _counted
+    rows(console, "SITES", d.sites, d.unchecked.get("sites", ""), d.where)
     if d.shared:
-        _rows(console, "SHARED", d.shared, "", "sites where another plugin has a hook, too")
-    _rows(console, "FIXES", d.fixes, d.unchecked.get("fixes", ""))
-    _rows(console, "TRACERS", d.tracers, "")
+        rows(console, "SHARED", d.shared, "", "sites where another plugin has a hook, too")
+    rows(console, "FIXES", d.fixes, d.unchecked.get("fixes", ""))
+    rows(console, "TRACERS", d.tracers, "")
     if d.backends:
-        _rows(console, "BACKENDS", d.backends, "", "what page-table judges, by attention backend")
+        rows(console, "BACKENDS", d.backends, "", "what page-table judges, by attention backend")
     if d.models:
-        _rows(console, "MODELS", d.models, "", "what a server may run in mode raise or contain")
-    _rows(console, "CANARY", d.canary, d.unchecked.get("canary", ""))
-    _rows(console, "FAULTS", d.faults, "")
+        rows(console, "MODELS", d.models, "", "what a server may run in mode raise or contain")
+    rows(console, "CANARY", d.canary, d.unchecked.get("canary", ""))
+    rows(console, "FAULTS", d.faults, "")
+    if not everything:
+        console.print()
+        if again:
+            _entry(console, "MORE", Text(again, "bold cyan"))
+        hang(console, verdict)  # the first line may have scrolled away
+
+
+def _counted(console: Console, label: str, rows: list[Row], unchecked: str, head: str = "") -> None:
+    """The section in short: what is quiet is counted, or named where it is few."""
+    loud = [row for row in rows if row.state not in QUIET]
+    names: dict[str, dict[str, None]] = {}  # state -> the names that are in it, in order
+    count: Counter[str] = Counter()
+    for row in rows:
+        if row.state in QUIET:
+            names.setdefault(row.state, {})[row.name] = None
+            count[row.state] += 1
+    parts = []
+    for state, those in names.items():
+        part = Text(state, STYLES.get(state, ""))
+        few = len(those) <= FEW
+        parts.append(part.append(f": {', '.join(those)}" if few else f": {count[state]}", "dim"))
+    if parts:
+        _entry(console, label, *parts)
+        label = ""
+    if loud or unchecked or not parts:
+        _rows(console, label, loud, unchecked, head if loud else "")
 
 
 def _rows(console: Console, label: str, rows: list[Row], unchecked: str, head: str = "") -> None:

@@ -1,11 +1,12 @@
 """The dumps of a folder, by incident, the newest incident first.
 
 Each dump takes three lines: when and where, what, and the whole name of its file, so that it can be
-copied.
+copied. On a narrow terminal the first two take more.
 """
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import IO, Any
@@ -21,6 +22,7 @@ from g4debug.reporters.text import NOTHING_FOUND, OTHER_RANK, counted, shorten, 
 
 CHECK_WIDTH = 15  # as long as "flight-recorder"
 MANY = 8  # dumps; a command that names more of them is longer than anybody copies
+LINES = 3  # of a headline, at most
 
 
 def render(incidents: Sequence[Incident], console: Console, *, program: str = "g4debug") -> None:
@@ -91,9 +93,11 @@ def _dump(text: Text, dump: Dump, when: str, width: int, more: str) -> None:
     text.append(f"  {_size(dump.size):>5}", "dim")
     where = _where(dump.head)
     if where:
-        text.append(f"  {shorten(where, max(16, width - 45), more)}")
-    text.append("\n  ")
-    text.append(shorten(dump.broken or _what(dump.head), max(16, width - 2), more), tone)
+        room = width - 45
+        text.append(f"  {where}" if len(where) <= room else f"\n  {shorten(where, width - 2, more)}")
+    said = shorten(dump.broken or _what(dump.head), LINES * (width - 2), more)
+    for line in textwrap.wrap(said, width - 2, max_lines=LINES, placeholder=more):
+        text.append(f"\n  {line}", tone)
     text.append(f"\n  {quoted(dump.path.name)}\n", "dim" if dump.broken else "")
 
 

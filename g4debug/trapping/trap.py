@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from g4debug.dumps import errors, heads, writing
+from g4debug.dumps import calling, errors, heads, writing
 from g4debug.findings import names
 from g4debug.findings.launch_memory import Stop
 from g4debug.findings.peer_ranks import PeerRanks
@@ -51,7 +51,7 @@ def lines(finding: Finding, path: Path | None, problem: str) -> list[str]:
     if path is not None:
         out += [
             f"  dump:     {heads.quoted(path)}",
-            f"  next:     g4debug show {heads.quoted(path)}",
+            f"  next:     {calling.program()} show {heads.quoted(path)}",
         ]
     else:
         out.append(f"  no dump:  {problem}")

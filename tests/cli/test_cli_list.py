@@ -127,7 +127,15 @@ def test_how_g4debug_is_called_here(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "g4debug").mkdir()  # `python g4debug list`, the package's folder
     for other in ("/x/g4debug/__main__.py", str(tmp_path / "g4debug")):
         monkeypatch.setattr(sys, "argv", [other, "list"])
-        assert cli.program() == f"{sys.executable} -m g4debug"
+        python = tmp_path / "venv" / "bin" / "python"  # with no script of ours beside it
+        monkeypatch.setattr(sys, "executable", str(python))
+        assert cli.program() == f"{python} -m g4debug"
+    # A server in an environment that nobody activated: argv[0] is SGLang's.
+    beside = python.with_name("g4debug")
+    beside.parent.mkdir(parents=True)
+    beside.write_text("#!/bin/sh\n")
+    beside.chmod(0o755)
+    assert cli.program() == str(beside)
     monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
     assert cli.program() == "g4debug"
 

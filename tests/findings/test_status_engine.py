@@ -10,6 +10,7 @@ from pathlib import Path
 
 import drive_tracers
 import failing_record
+import production_files
 import psutil
 import pytest
 import releases
@@ -57,11 +58,11 @@ def generate(url: str, tokens: int) -> None:
         json.load(answer)
 
 
-def scrape(url: str) -> dict[str, float]:
-    """Every sample of ours: the text before its value -> the value."""
+def scrape(url: str, of: str = "g4debug_") -> dict[str, float]:
+    """Every sample whose name begins so: the text before its value -> the value."""
     with urllib.request.urlopen(f"{url}/metrics", timeout=60) as answer:
         lines = answer.read().decode().splitlines()
-    samples = (line.rpartition(" ") for line in lines if line.startswith("g4debug_"))
+    samples = (line.rpartition(" ") for line in lines if line.startswith(of))
     return {name: float(value) for name, _, value in samples}
 
 
@@ -117,6 +118,9 @@ def test_a_live_server_tells_its_status_and_its_metrics(tmp_path, capsys):
         second = scrape(url)
         found = total(second, "g4debug_findings_total", tracer="page-table")
         assert found > 0
+        exported = {name.partition("{")[0] for name in {**second, **scrape(url, "sglang:")}}
+        for query, _ in production_files.queries():  # of docs/production.md
+            assert production_files.metrics(query) <= exported, query
         for name in ("page-table", "pool-leak"):
             before = total(first, "g4debug_checks_total", tracer=name)
             assert total(second, "g4debug_checks_total", tracer=name) > before
