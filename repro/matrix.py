@@ -21,7 +21,17 @@ from harness import render
 from harness.options import Parser, left_out, logs, page, results_of
 from harness.processes import script
 from rich.console import Console
-from suites.matrix.drill import Clean, Drill, Row, drills, kept, row_of, run_clean, run_drill
+from suites.matrix.drill import (
+    Clean,
+    Drill,
+    Row,
+    drills,
+    kept,
+    name_of,
+    row_of,
+    run_clean,
+    run_drill,
+)
 from suites.matrix.table import block, clean_block, markdown
 
 from g4debug import discovery
@@ -35,6 +45,13 @@ def main() -> int:
     parser = Parser(__doc__)
     parser.model()
     parser.add_argument(
+        "--backend",
+        default="",
+        metavar="NAME",
+        help="the attention backend, one of those on which the CPU engine serves the model "
+        "(default: the model's first, and for each fault in lists of tokens triton)",
+    )
+    parser.add_argument(
         "--fault",
         action="append",
         metavar="NAME",
@@ -47,7 +64,7 @@ def main() -> int:
         help="run each fault a third time, with SGLANG_TRTLLM_MHA_DEBUG=watch: one column more",
     )
     parser.number("--jobs", "how many faults run at the same time", 2)
-    parser.out("where the table is written (default: docs/matrix-RELEASE.md, or -MODEL.md)")
+    parser.out("where the table is written (default: docs/matrix-RELEASE.md, or -MODEL-BACKEND.md)")
     parser.results(
         "keep logs, dumps and results here. A fault that has a good result there is not run again"
     )
@@ -60,15 +77,22 @@ def main() -> int:
     wanted = set(args.fault or names)
     console = Console(highlight=False)
     with logs("matrix", console, "Logs, dumps and results are in:", given=args.results) as left:
-        toy, folder = toys.load(args.model), results_of(left.folder, args.model)
-        every = drills([f for f in faults if not f.absent], toy)
+        toy, of = toys.load(args.model), name_of(args.model, args.backend)
+        if args.backend and args.backend not in toy.backends:
+            parser.error(
+                f"the CPU engine serves {toy.id} on {', '.join(toy.backends)}, and not on "
+                f"{args.backend!r}"
+            )
+        folder = results_of(left.folder, of)
+        every = drills([f for f in faults if not f.absent], toy, args.backend)
         todo = [d for d in every if not d.without and d.fault.id in wanted]
         without = [d for d in every if d.without]
         mine = {str(d): d.without for d in without if d.fault.id in wanted}
-        left_out(console, mine, args.model)
+        left_out(console, mine, of)
         not_run = [d for d in every if not d.without and d.fault.id not in wanted]
         # A fault is compared with a run on the same attention backend, with a draft or without.
-        servers = dict.fromkeys([("", bool(toy.draft)), *((d.fault.backend, d.mtp) for d in todo)])
+        first = (args.backend, bool(toy.draft))
+        servers = dict.fromkeys([first, *((d.on, d.mtp) for d in todo)])
         clean = {
             (b, mtp): kept(
                 Clean, f"clean-{b}-{mtp}", folder, partial(run_clean, folder, b, mtp, args.model)
@@ -80,7 +104,7 @@ def main() -> int:
         rows: list[Row] = []
 
         def drilled(it: Drill) -> Row:
-            on = clean[it.fault.backend, it.mtp]
+            on = clean[it.on, it.mtp]
             name = row_of(it.fault, it.chain, on).name
             return kept(
                 Row, name, folder, partial(run_drill, it.fault, it.chain, on, folder, args.watch)
@@ -93,9 +117,10 @@ def main() -> int:
         console.print()
         render.count(console, [*map(clean_block, clean.values()), *map(block, rows)], "runs")
         if args.out or not args.fault:
-            out = args.out or page(DOCS, "matrix", args.model)
+            out = args.out or page(DOCS, "matrix", of)
             out.parent.mkdir(exist_ok=True)
-            out.write_text(markdown(list(clean.values()), rows, args.model, without, not_run))
+            done = list(clean.values())
+            out.write_text(markdown(done, rows, args.model, without, not_run, args.backend))
             render.for_copying(console, "The table is written to:", str(out))
         left.good = all(r.good for r in rows) and all(c.good for c in clean.values())
     return left.status

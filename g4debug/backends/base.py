@@ -123,8 +123,11 @@ class Adapter(ABC):
         """True if SGLang can import this backend here.
 
         A wheel for another GPU or another CUDA fails with many kinds of errors. SGLang tells them
-        to whoever asks for the backend; a server that runs another one has none of them.
+        to whoever asks for the backend; a server that runs another one has none of them. Where the
+        site of its constructor is none, the release is not known to have it.
         """
+        if targets.sglang_version() is not None and targets.path(self.built) is None:
+            return False
         try:
             return not self.needs or importlib.util.find_spec(self.needs) is not None
         except Exception as e:
@@ -209,13 +212,25 @@ def _constructors_above(kind: Any) -> frozenset[str]:
 class TableAdapter(Adapter):
     """A backend that hands page tables to its kernels.
 
-    tables: "full" and "swa" -> the field of ``backend.forward_metadata`` with that page table,
-    int32 [rows, columns], or None. lengths: the field with the number of tokens of each row that
-    the kernels may read, integer [rows]. Before a replay they are the static ones of its graph.
+    tables: "full" and "swa" -> the field of :meth:`made` with that page table, int32 [rows,
+    columns], or None. lengths: the field with the number of tokens of each row that the kernels may
+    read, integer [rows]. Before a replay they are the static ones of its graph.
     """
 
     tables: ClassVar[Mapping[str, str]]
     lengths: str
+
+    def made(self, backend: Any, batch: Any) -> Any:
+        """The metadata of this forward with its tables, None if it has none.
+
+        batch: the ForwardBatch, None in a CUDA graph before 0.5.13.
+        """
+        return backend.forward_metadata
+
+    def lengths_in(self, metadata: Any, batch: Any) -> torch.Tensor:
+        """How many tokens of each row the kernels may read, integer [rows]."""
+        found: torch.Tensor = getattr(metadata, self.lengths)
+        return found
 
     def tables_in(self, metadata: Any) -> dict[str, torch.Tensor]:
         """The page tables that there are, by the names in ``tables``."""
@@ -227,7 +242,7 @@ class TableAdapter(Adapter):
         metadata, window = backend.forward_metadata, layer.sliding_window_size
         return PageTable(
             table,
-            getattr(metadata, self.lengths),
+            self.lengths_in(metadata, None),
             metadata.cu_seqlens_q,
             -1 if window is None else int(window),
         )

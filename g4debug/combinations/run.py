@@ -100,6 +100,8 @@ RUNS: tuple[Run, ...] = (
     Run("DeepSeek", MLA, NO_WINDOW, _MLA, ("triton",), _PLAIN, _NEW),
     Run("DeepSeek", MLA, NO_WINDOW, _MLA, ("fa3",), _PLAIN, _NEW),
     Run("DeepSeek", MLA, NO_WINDOW, _MLA, ("flashinfer_mla",), _PLAIN, _NEW),
+    Run("DeepSeek", MLA, NO_WINDOW, _MLA, ("flashmla",), _PLAIN, _NEW),
+    Run("DeepSeek", MLA, NO_WINDOW, _MLA, ("trtllm_mla",), _PLAIN, _NEW),
     Run("LFM2", LINEAR, NO_WINDOW, _LINEAR, ("trtllm_mha",), _PLAIN, _NEW),
     Run("LFM2", LINEAR, NO_WINDOW, _LINEAR, ("flashinfer",), _PLAIN, _NEW),
 )

@@ -22,6 +22,7 @@ from g4debug.cpu import (
     flashinfer_wrappers,
     grammar_mask,
     kv_copy,
+    mla_kernels,
     ngram_tree,
     on_import,
     open_port,
@@ -102,6 +103,7 @@ _BINDS: Final = (
     "only a kernel for AMX has"
 )
 _MHA: Final = ".layers.attention.trtllm_mha_backend"
+_MLA: Final = ".layers.attention.trtllm_mla_backend"
 _UNQUANT: Final = ".layers.quantization.unquant:UnquantizedFusedMoEMethod"
 TABLE: Final[tuple[StandIn, ...]] = (
     *_at(
@@ -113,6 +115,11 @@ TABLE: Final[tuple[StandIn, ...]] = (
         sm100.get_platform,
         "SGLang allows trtllm_mha only on some GPUs, and the stand-ins are for sm100's kernels",
         {".arg_groups.attention_hook:get_platform": ">=0.5.21"},
+    ),
+    *_at(
+        sm100.blackwell,
+        "SGLang allows trtllm_mla only on sm100",
+        {".arg_groups.overrides:get_platform": ">=0.5.23"},
     ),
     *_at(
         flashinfer_init.init_backend,
@@ -171,6 +178,27 @@ TABLE: Final[tuple[StandIn, ...]] = (
         flashinfer_init.no_counter_buffer,
         "its size depends on the multiprocessors of the GPU",
         {f"{_MHA}:make_persistent_multi_ctas_kv_counter_buffer": ">=0.5.18"},
+    ),
+    *_at(
+        mla_kernels.FLASHINFER,
+        "the attention kernels are CUDA only",
+        {f"{_MLA}:flashinfer": ">=0.5.23"},
+        created=True,
+    ),
+    *_at(
+        flashinfer_init.no_counter_buffer,
+        "its size depends on the multiprocessors of the GPU",
+        {f"{_MLA}:make_persistent_multi_ctas_kv_counter_buffer": ">=0.5.23"},
+    ),
+    *_at(
+        mla_kernels.no_module,
+        "it compiles a kernel for CUDA",
+        {f"{_MLA}:_jit_fixup_module": ">=0.5.23"},
+    ),
+    *_at(
+        mla_kernels.fixup_zero_kv_rows,
+        "the kernel is CUDA only",
+        {f"{_MLA}:fixup_zero_kv_rows": ">=0.5.23"},
     ),
     *_at(
         flash_attention.flash_attn_with_kvcache,

@@ -66,13 +66,17 @@ Corruption = Callable[[Cell, random.Random], int | None]
 
 
 def tables_of(
-    adapter: TableAdapter, backend: Any, live: list[int] | None, again: Overwritten | None = None
+    adapter: TableAdapter,
+    backend: Any,
+    batch: Any,
+    live: list[int] | None,
+    again: Overwritten | None = None,
 ) -> Tables:
-    """The tables of ``backend.forward_metadata``. live: the rows of requests, None for all."""
-    metadata = backend.forward_metadata
+    """The tables of a forward, just made. live: the rows of requests, None for all."""
+    metadata = adapter.made(backend, batch)
     if metadata is None:
         return Tables(backend, {}, [], [])
-    tables, lengths = adapter.tables_in(metadata), getattr(metadata, adapter.lengths).tolist()
+    tables, lengths = adapter.tables_in(metadata), adapter.lengths_in(metadata, batch).tolist()
     width = min((t.shape[1] for t in tables.values()), default=0)
     size = adapter.page_size(backend, None)
     rows = [i for i, n in enumerate(lengths) if n > 0 and (live is None or i in live)]
@@ -119,7 +123,7 @@ def _install(fault: Corruption | type[Corruption], injection: Injection) -> None
             return
         if again is not None:
             again.before_replay(made.backend, made.batch)
-        of = tables_of(made.adapter, made.backend, made.live, again)
+        of = tables_of(made.adapter, made.backend, made.batch, made.live, again)
         corrupt(of, injection, made.mode, made.runner, corruption)
 
     for adapter, again in overwritten.items():

@@ -22,6 +22,8 @@ CASES = {
     ("gemma-3", "flashinfer", "token-oob=1*on@mode=extend"): ("page-table", {"out-of-range"}),
     ("deepseek", "flashinfer", "token-oob=1*on@mode=decode"): ("page-table", {"out-of-range"}),
     ("deepseek", "fa3", "page-oob=1*on@mode=decode"): ("page-table", {"out-of-range"}),
+    ("deepseek", "flashmla", "page-oob=1*on@mode=decode"): ("page-table", {"out-of-range"}),
+    ("deepseek", "trtllm_mla", "page-alias=1*on@mode=decode"): ("page-table", {"other-request"}),
     ("deepseek", "triton", "write-foreign=1*on@mode=decode"): ("kv-writes", {"other-request"}),
     ("deepseek", "triton", "kv-bit-flip=1*on(30)"): ("kv-integrity", {"kv-changed"}),
 }

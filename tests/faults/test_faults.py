@@ -154,7 +154,7 @@ def test_a_seed_repeats_itself(rig_with):
             found = []
             for _ in range(6):
                 backend.init_forward_metadata(rig.batch("decode", rig.requests[1:], backend))
-                of = tables.tables_of(ADAPTER, backend, None)
+                of = tables.tables_of(ADAPTER, backend, None, None)
                 tables.corrupt(of, arm, "decode", "target", page_oob.out_of_range)
                 found.append(bad_cells(backend))
             runs[seed, again] = found

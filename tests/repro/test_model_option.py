@@ -79,6 +79,31 @@ def test_a_drill_that_a_model_cannot_have_says_why(suite, faults, name):
     assert told == ("it asks for page tables" if name == "deepseek" else "")
 
 
+def test_the_drills_of_a_backend_strike_what_it_hands_over(suite, faults):
+    drill = suite("matrix.drill")
+    for backend, tables in (("flashinfer", False), ("fa3", True), ("torch_native", None)):
+        found = drill.drills(faults, toys.load("llama"), backend)
+        assert {d.on for d in found} == {backend}
+        why = {f"{d.fault.id}={d.chain}": d.without for d in found}
+        assert why["page-oob=1*on@mode=decode"] == ("" if tables else "it asks for page tables")
+        lists = (
+            "" if tables is False else f"it strikes lists of tokens, and {backend} hands none over"
+        )
+        assert why["token-oob=1*on@mode=decode"] == lists
+        assert why["double-free=1*on"] == ""
+    usual = drill.drills(faults, toys.load("llama"))
+    assert {d.on for d in usual} == {"", "triton"}  # each fault's own
+
+
+def test_the_page_of_a_backend_has_a_name_and_a_command_of_its_own(suite):
+    drill, table = suite("matrix.drill"), suite("matrix.table")
+    assert drill.name_of("llama", "") == "llama"
+    assert drill.name_of("llama", "flashinfer") == "llama-flashinfer"
+    page = table.markdown([], [], "llama", backend="flashinfer")
+    assert page.splitlines()[0].endswith(", llama on flashinfer")
+    assert '`make matrix ARGS="--model llama --backend flashinfer"`' in page
+
+
 def test_a_case_that_a_model_cannot_have_says_why(suite):
     cases = suite("history.cases").cases()
     asked = {name: c.without(toys.load("gpt-oss")) for name, c in cases.items()}

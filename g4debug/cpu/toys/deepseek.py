@@ -61,6 +61,6 @@ TOY = drawn(
     },
     ends() | {n: d for i in range(LAYERS) for n, d in layer(f"model.layers.{i}").items()},
     pool="mla",
-    backends=("triton", "fa3", "flashinfer"),
+    backends=("triton", "fa3", "flashinfer", "flashmla", "trtllm_mla"),
     arguments={"attention_backend": "triton"},
 )

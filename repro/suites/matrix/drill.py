@@ -17,7 +17,9 @@ from harness import mixed
 from harness.processes import Outcome
 from harness.workload import without_mtp
 
+from g4debug import backends as adapters
 from g4debug import discovery
+from g4debug.backends.base import ListAdapter, TableAdapter
 from g4debug.cpu.server import DEFAULT
 from g4debug.cpu.toy import Toy
 from g4debug.dumps import reading
@@ -231,26 +233,39 @@ def run_clean(folder: Path, backend: str = "", mtp: bool = True, model: str = DE
 
 @dataclass(frozen=True)
 class Drill:
-    """A chain of a fault's. mtp: on a server that drafts. without: why the model cannot have it."""
+    """A chain of a fault's. mtp: on a server that drafts. without: why the model cannot have it.
+
+    on: the attention backend, '' for the model's first.
+    """
 
     fault: Fault
     chain: str
     mtp: bool = True
     without: str = ""
+    on: str = ""
 
     def __str__(self) -> str:
         return f"{self.fault.id}={self.chain}"
 
 
-def drills(faults: Sequence[Fault], toy: Toy) -> list[Drill]:
+def name_of(model: str, backend: str) -> str:
+    """What a page of the matrix is called after: a model, or a model on a backend."""
+    return f"{model}-{backend}" if backend else model
+
+
+def drills(faults: Sequence[Fault], toy: Toy, backend: str = "") -> list[Drill]:
     """The drills of the faults on a model: those on a server that drafts come first.
 
     A model without a draft has those that need none, and its decode where another one verifies.
+    backend: the attention backend of all of them; '' for each fault's own, or the model's first.
     """
+
+    def drill(fault: Fault, chain: str, mtp: bool) -> Drill:
+        why = _without(fault, chain, toy, backend)
+        return Drill(fault, chain, mtp, why, backend or fault.backend)
+
     if toy.draft:
-        found = [
-            Drill(f, chain, without=_without(f, chain, toy)) for f in faults for chain in f.drills
-        ]
+        found = [drill(f, chain, True) for f in faults for chain in f.drills]
         plain = [(f, chain) for f in faults for chain in f.plain_drills]
     else:
         found = []
@@ -259,15 +274,16 @@ def drills(faults: Sequence[Fault], toy: Toy) -> list[Drill]:
             for f in faults
             for chain in f.plain_drills or f.drills
         ]
-    return found + [Drill(f, chain, False, _without(f, chain, toy)) for f, chain in plain]
+    return found + [drill(f, chain, False) for f, chain in plain]
 
 
-def _without(fault: Fault, chain: str, toy: Toy) -> str:
-    """Why the fault cannot fire so on a model, '' if it can."""
+def _without(fault: Fault, chain: str, toy: Toy, backend: str) -> str:
+    """Why the fault cannot fire so on a model, '' if it can. backend: '' for the fault's own."""
+    adapter = adapters.adapter(backend or toy.backends[0])
     has = {
         "a draft": bool(toy.draft),
         "a SWA pool": toy.pool == "swa",
-        "page tables": "trtllm_mha" in toy.backends,
+        "page tables": isinstance(adapter, TableAdapter) and bool(adapter.tables),
     }
     asked: list[Asked] = [] if fault.plain_drills else [*fault.asks]
     if "@runner=draft" in chain:
@@ -277,7 +293,10 @@ def _without(fault: Fault, chain: str, toy: Toy) -> str:
     missing = [what for what in dict.fromkeys(asked) if not has[what]]
     if missing:
         return f"it asks for {' and '.join(missing)}"
-    if fault.backend and fault.backend not in toy.backends:
+    if fault.backend and backend:
+        if not isinstance(adapter, ListAdapter):
+            return f"it strikes lists of tokens, and {backend} hands none over"
+    elif fault.backend and fault.backend not in toy.backends:
         return f"it strikes {fault.backend}, and the CPU engine serves it on {toy.backends[0]}"
     return ""
 
@@ -291,7 +310,7 @@ def run_drill(fault: Fault, drill: str, clean: Clean, folder: Path, watch: bool 
     row = row_of(fault, drill, clean)
     name = _file(row.name)
     faults = f"seed=1;{fault.id}={drill}"
-    needs: dict[str, Any] = {"backend": fault.backend, "ranks": fault.ranks, "mtp": clean.mtp}
+    needs: dict[str, Any] = {"backend": clean.backend, "ranks": fault.ranks, "mtp": clean.mtp}
     needs["model"] = clean.model
     bare = run(name, environment(faults, False, folder, fault.ranks), folder, **needs)
     row.seen = what_a_user_sees(bare, clean)

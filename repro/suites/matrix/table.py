@@ -51,17 +51,21 @@ def markdown(
     model: str = DEFAULT,
     without: Sequence[Drill] = (),
     not_run: Sequence[Drill] = (),
+    backend: str = "",
 ) -> str:
     """The table with its legend. The numbers differ a little from run to run.
 
     without: the drills that the model cannot have. not_run: those that it has, and that did not run
-    this time.
+    this time. backend: the attention backend that was asked for, '' for none.
     """
+    named = "" if model == DEFAULT and not backend else model
+    given = {"model": named, "backend": backend}
     return fill(
         Path(__file__).with_name("page.md.j2"),
         clean=clean,
         rows=rows,
-        model="" if model == DEFAULT else model,
+        model=f"{model} on {backend}" if backend else named,
+        arguments=" ".join(f"--{name} {value}" for name, value in given.items() if value),
         without=without,
         not_run=not_run,
         tracers=discovery.names("tracer"),
