@@ -96,10 +96,9 @@ def setting_of(record: TrapRecord, on: Tape, recording: Recording) -> Setting:
             f"it is of SGLang {release or '(unknown)'}, and replays were run on "
             f"{', '.join(RELEASES)} only"
         )
-    if on.page != facts.get("page_size"):
-        raise CannotReplay(
-            f"its tape has pages of {on.page} tokens, and its scheduler had {facts.get('page_size')}"
-        )
+    page = facts.get("page_size")
+    if on.page != page:
+        raise CannotReplay(f"its tape has pages of {on.page} tokens, and its scheduler had {page}")
     words = children(recording) * 5 // 4 + STOPS
     vocab = max(VOCAB, CENTROIDS * math.ceil((words + 8) / CENTROIDS))
     if vocab > MOST_WORDS:
