@@ -40,6 +40,7 @@ def scheduler(page: int = 64) -> SimpleNamespace:
         swa_available_size=lambda: 64 * 2000,
         free_pages=torch.arange(4000),
         full_to_swa_index_mapping=torch.arange(64 * 4096),
+        get_kvcache=lambda: None,
     )
     return SimpleNamespace(
         page_size=page, forward_ct=0, new_token_ratio=0.7, schedule_policy="fcfs", waiting_queue=[],

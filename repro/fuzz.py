@@ -105,7 +105,7 @@ def one(seed: int, folder: Path, model: str = DEFAULT) -> tuple[str, str, float]
     if armed.completed:
         status = armed.result["status"]
         checks = sum(checked_of(counts(status)).values())
-        same, told = replayed(folder, model)
+        same, told = replayed(folder)
         if not same:
             return BAD, f"Replayed: {told}", armed.seconds
         text = f"{armed.result['requests']} requests, {checks} checks, no finding."

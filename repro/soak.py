@@ -189,7 +189,7 @@ def decided_again(args: Namespace, folder: Path, console: Console) -> tuple[bool
     if args.device == "cuda":
         return True, f"not here, since a replay needs the CPU engine. The tape: {folder / NAME}"
     with console.status("replay"):
-        return replayed(folder, args.model)
+        return replayed(folder)
 
 
 def _alike(plain: Outcome, armed: Outcome, v2: bool = False) -> tuple[int, int]:

@@ -9,6 +9,7 @@ and neither do the tracers that look at such numbers (``replay/run.py``).
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -35,14 +36,31 @@ def attention(
     return hidden_states
 
 
+def llama(
+    layer: Any, positions: torch.Tensor, hidden_states: torch.Tensor, forward_batch: Any
+) -> torch.Tensor:
+    """In place of ``LlamaAttention.forward``. EAGLE3's draft gives it two vectors of a token."""
+    tokens, size = hidden_states.shape[0], layer.head_dim
+    kv = hidden_states.new_zeros(tokens, layer.num_kv_heads * size)
+    layer.attn(hidden_states.new_zeros(tokens, layer.num_heads * size), kv, kv, forward_batch)
+    return hidden_states[:, : layer.hidden_size]
+
+
 def mlp(layer: Any, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """In place of ``Gemma4MLP.forward``."""
+    """In place of the ``forward`` of an MLP."""
     return hidden_states
 
 
+PLACES: Mapping[str, Mapping[str, Callable[..., torch.Tensor]]] = {
+    "sglang.srt.models.gemma4_causal": {"Gemma4Attention": attention, "Gemma4MLP": mlp},
+    "sglang.srt.models.llama": {"LlamaAttention": llama, "LlamaMLP": mlp},
+}
+
+
 def install() -> None:
-    """Leave out what a model computes, in this process."""
-    model = importlib.import_module("sglang.srt.models.gemma4_causal")
-    model.Gemma4Attention.forward = attention
-    model.Gemma4MLP.forward = mlp
+    """Leave out what a model computes, in this process. DeepSeek's toy computes all the same."""
+    for name, classes in PLACES.items():
+        module = importlib.import_module(name)
+        for cls, function in classes.items():
+            getattr(module, cls).forward = function
     paged_attention.attend_row = attend_row

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -27,6 +27,8 @@ MAX_POSITION: Final = 4096
 # "swa": two pools, one of them for the sliding layers. "full": one for all layers. "mla": one for
 # MLA's compressed vectors. "hybrid-linear": one for layers that attend, and states.
 Pool = Literal["full", "swa", "mla", "hybrid-linear"]
+# Of a checkpoint's tensors, those with a row for each word.
+WORDS: Final = ("model.embed_tokens.weight", "lm_head.weight")
 # What most config.json say in the same words.
 CONFIG: Final[Mapping[str, Any]] = {
     "vocab_size": VOCAB,
@@ -64,12 +66,25 @@ class Draw:
 
 
 @dataclass(frozen=True)
+class Size:
+    """What a replay chooses of a toy: the words that there are, and the longest sequence in tokens.
+
+    window: the tokens that a sliding layer sees. Only Gemma-4 can be made with another one.
+    """
+
+    vocab: int
+    context: int
+    window: int = WINDOW
+
+
+@dataclass(frozen=True)
 class Toy:
     """A model that the CPU engine serves. `id`: its file's name, with - for _.
 
     `pool`: how SGLang 0.5.23 keeps its KV. `models` writes the target, and behind it the draft if
-    it has one, once, and returns their folders. `arguments` are SGLang's for this model, `draft`
-    those for its draft. `served` is the name by which clients ask for it.
+    it has one, once, and returns their folders; `sized` does so for another size, if it can be
+    made. `arguments` are SGLang's for this model, `draft` those for its draft. `served` is the
+    name by which clients ask for it.
     """
 
     id: str
@@ -80,6 +95,7 @@ class Toy:
     backends: tuple[str, ...] = ("trtllm_mha", "triton")
     arguments: Mapping[str, Any] = field(default_factory=dict)
     draft: Mapping[str, Any] = field(default_factory=dict)
+    sized: Callable[[Size], tuple[Path, ...]] | None = None
 
 
 @dataclass(frozen=True)
@@ -87,17 +103,19 @@ class Draft:
     """A draft for a toy. `id`: its file's name.
 
     `arguments` are SGLang's, beside the algorithm, which has the draft's name. `models` writes its
-    checkpoint, once, and returns the folder; a draft that needs none returns nothing. `targets`:
-    the toys with which it was run.
+    checkpoint, once, and returns the folder; a draft that needs none returns nothing. `sized`
+    writes it for a target of another size. `targets`: the toys with which it was run.
     """
 
     id: str
     about: str
     arguments: Mapping[str, Any]
     models: Callable[[], tuple[Path, ...]] = tuple
+    sized: Callable[[Size], tuple[Path, ...]] = lambda size: ()
     targets: tuple[str, ...] = ("llama",)
 
 
+USUAL: Final = Size(VOCAB, MAX_POSITION)
 CHAIN: Final[Mapping[str, Any]] = {
     "speculative_num_steps": 3,
     "speculative_eagle_topk": 1,
@@ -109,7 +127,8 @@ def drawn_draft(
     id: str, about: str, config: Mapping[str, Any], weights: Mapping[str, Draw], **more: Any
 ) -> Draft:
     """A draft with one path, whose weights are drawn. config: what it adds to ``CONFIG``."""
-    return Draft(id, about, CHAIN, _writer(f"draft-{id}", config, weights), **more)
+    sized = _writer(f"draft-{id}", config, weights)
+    return Draft(id, about, CHAIN, lambda: sized(USUAL), sized, **more)
 
 
 def drawn(
@@ -121,21 +140,32 @@ def drawn(
     **more: Any,
 ) -> Toy:
     """A toy without a draft, whose weights are drawn. config: what it adds to ``CONFIG``."""
-    return Toy(id, about, pool, _writer(id, config, weights), f"g4debug-{id}", **more)
+    sized = _writer(id, config, weights)
+    return Toy(id, about, pool, lambda: sized(USUAL), f"g4debug-{id}", sized=sized, **more)
 
 
 def _writer(
     name: str, config: Mapping[str, Any], weights: Mapping[str, Draw]
-) -> Callable[[], tuple[Path, ...]]:
-    whole = {**CONFIG, **config}
-    stamp = {"config": whole, "weights": {name: [*_plain(d)] for name, d in weights.items()}}
-
-    def write() -> tuple[Path, ...]:
+) -> Callable[[Size], tuple[Path, ...]]:
+    def write(size: Size) -> tuple[Path, ...]:
+        whole, drawn = {**CONFIG, **config}, dict(weights)
         folder = models.kept() / name
+        if size != USUAL:
+            folder = models.kept() / f"{name}-{size.vocab}-{size.context}"
+            # "draft_vocab_size" is there with a head of its own.
+            for key in {"vocab_size", "draft_vocab_size"} & whole.keys():
+                whole[key] = size.vocab
+            whole["max_position_embeddings"] = size.context
+            drawn |= {
+                n: replace(draw, shape=(size.vocab, *draw.shape[1:]))
+                for n, draw in weights.items()
+                if n in WORDS
+            }
+        stamp = {"config": whole, "weights": {n: [*_plain(d)] for n, d in drawn.items()}}
         models.write_once(
             folder,
             stamp,
-            lambda: [models.Checkpoint("target", whole, _numbers(weights), VOCAB, MAX_POSITION)],
+            lambda: [models.Checkpoint("target", whole, _numbers(drawn), size.vocab, size.context)],
         )
         return (folder / "target",)
 

@@ -31,15 +31,12 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True)
 class Order:
-    """dump: the dump with the tape. arguments, mtp: see ``Setting``. vocab, window, context: see
-    ``Toy``."""
+    """dump: the dump with the tape. arguments, drafts: see ``Setting``. model: as JSON."""
 
     dump: str
     arguments: dict[str, Any]
-    mtp: bool
-    vocab: int
-    window: int
-    context: int
+    drafts: bool
+    model: dict[str, Any]
     pages_only: bool
 
 
@@ -69,7 +66,7 @@ class Replayer:
         threading.Thread(target=self._watch_start, daemon=True).start()
         record = reading.read(Path(order.dump))
         _, self.recording = recording_of(record)
-        tokens = Tokens(self.recording, order.vocab - FIRST_WORD)
+        tokens = Tokens(self.recording, order.model["vocab"] - FIRST_WORD)
         self.feeder = Feeder(self.recording, tokens)
         self.job: dict[str, Any] | None = None  # of this fork
         self.steps = mmap.mmap(-1, 8)  # a fork tells its parent how far it is
@@ -112,14 +109,13 @@ class Replayer:
 
     def _serve(self) -> None:
         from g4debug.cpu import page_kernels, pages_only
-        from g4debug.cpu.server import server_arguments
-        from g4debug.replay.setting import Toy
+        from g4debug.replay.model import Model
 
         order = self.order
         importlib.import_module("sglang.srt.plugins").load_plugins()
-        models = Toy(order.vocab, order.window, order.context).write()
+        model = Model(**order.model)
         module = importlib.import_module("sglang.srt.server_args")
-        made = server_arguments(models, order.mtp, **{"log_level": "warning", **order.arguments})
+        made = model.serve(order.drafts, **{"log_level": "warning", **order.arguments})
         known = _fields(module.ServerArgs)
         self.without = sorted(made.keys() - known)  # another release's
         args = module.ServerArgs(**{name: made[name] for name in made.keys() & known})

@@ -187,8 +187,8 @@ def started(
             {
                 "dump": str(dump.resolve()),
                 "arguments": setting.arguments,
-                "mtp": setting.mtp,
-                **dataclasses.asdict(setting.toy),
+                "drafts": setting.drafts,
+                "model": dataclasses.asdict(setting.model),
                 "pages_only": pages_only,
             }
         )

@@ -38,6 +38,7 @@ from g4debug.replay.tokens import FIRST_WORD, Tokens
 from g4debug.replay.workload import After, Event, Workload
 from g4debug.settings import FIX_PREFIX
 
+DRAFT = "speculative_draft_model_path"
 DEBUG = "SGLANG_TRTLLM_MHA_DEBUG"
 SECONDS = 400.0  # for one run
 # SGLang's own checks of its pages that are off by default. Each release has some of them.
@@ -91,7 +92,7 @@ def made(
         dataclasses.replace(
             recording, requests={e.id: e for e, _ in events if isinstance(e, Request)}
         ),
-        setting.toy.vocab - FIRST_WORD,
+        setting.model.vocab - FIRST_WORD,
     )
 
     def write(shows: str, compares: bool, checks: bool = False) -> str:
@@ -200,14 +201,13 @@ def _doc(finding: Finding, setting: Setting, shows: str) -> str:
     if not finding.cause.startswith("not known"):
         words.append(finding.cause)
     words += [f"SGLang {setting.release}. It shows {shows}."]
-    more = "model_path=MODEL" + (" speculative_draft_model_path=ASSISTANT" if setting.mtp else "")
+    more = "model_path=MODEL" + (f" {DRAFT}=ASSISTANT" if setting.drafts else "")
     words += [
         "Run it: python THIS_FILE "
         + more
         + ", and more arguments of sglang.Engine in the same form. "
-        f"MODEL: one with sliding layers, as Gemma-4, whose window is {setting.toy.window} tokens. "
-        "It was run with a toy model on a CPU (device=cpu dtype=float32), with stand-ins for "
-        "the kernels that need a GPU."
+        f"{setting.model.needed} It was run with a toy model on a CPU (device=cpu dtype=float32), "
+        "with stand-ins for the kernels that need a GPU."
     ]
     lines = [textwrap.fill(word, WIDTH) for word in words if word]
     return "\n\n".join(lines).replace("\\", "\\\\").replace('"""', "'''")
@@ -215,8 +215,9 @@ def _doc(finding: Finding, setting: Setting, shows: str) -> str:
 
 def _arguments(setting: Setting) -> dict[str, str]:
     values: dict[str, Plain] = {**setting.arguments, **FIXED}
-    if setting.mtp:
-        values = {"speculative_algorithm": "NEXTN", "speculative_num_steps": 3, **values}
+    if setting.drafts:
+        algorithm = setting.model.draft.upper() or "NEXTN"
+        values = {"speculative_algorithm": algorithm, "speculative_num_steps": 3, **values}
     named = {k: v for k, v in values.items() if v is not None and v is not False}
     return {k: json.dumps(v) if isinstance(v, str) else repr(v) for k, v in named.items()}
 
@@ -306,10 +307,9 @@ def _run(text: str, setting: Setting, trace: Sequence[str], folder: Path) -> Run
         environ = {k: v for k, v in environ.items() if not k.startswith(("G4DEBUG_", DEBUG))}
     without = {k: v for k, v in environ.items() if not k.startswith(FIX_PREFIX)}
     environ = cpu.environment(without | {"G4DEBUG_FIXES": "none"})
-    models = setting.toy.folder
-    arguments = [f"model_path={models / 'target'}", "device=cpu", "dtype=float32"]
-    if setting.mtp:
-        arguments.append(f"speculative_draft_model_path={models / 'assistant'}")
+    target, *draft = setting.model.write()
+    arguments = [f"model_path={target}", "device=cpu", "dtype=float32"]
+    arguments += [f"{DRAFT}={folder}" for folder in draft if setting.drafts]
     with log.open("wb") as sink:
         process = subprocess.Popen(
             [host.python(setting.release), str(path), *arguments],

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from g4debug import speculation
-from g4debug.combinations import run
-from g4debug.cpu import models
-from g4debug.cpu.geometry import TINY
-from g4debug.cpu.server import backend_for
 from g4debug.findings import decisive, tape
 from g4debug.findings.record import Plain, Tape, TrapRecord
 from g4debug.findings.tape import Recording
 from g4debug.findings.tape_record import data
+from g4debug.replay.model import Model, NoToy, chosen
 from g4debug.replay.tokens import STOPS, children
 
 
@@ -50,37 +44,17 @@ VOCAB, MOST_WORDS, CENTROIDS = 512, 1 << 18, 32
 
 
 @dataclass(frozen=True)
-class Toy:
-    """A toy model in the user's cache directory."""
-
-    vocab: int
-    window: int
-    context: int
-
-    @property
-    def folder(self) -> Path:
-        return models.kept() / f"toy-{self.vocab}-{self.window}-{self.context}"
-
-    def write(self) -> tuple[Path, Path]:
-        """The folders of target and assistant."""
-        shape = dataclasses.replace(
-            TINY, vocab=self.vocab, window=self.window, max_position=self.context
-        )
-        return models.write(shape, self.folder)
-
-
-@dataclass(frozen=True)
 class Setting:
     """The server that is started for a replay.
 
-    arguments: of SGLang's server. environ: variables of SGLang and g4debug. notes: differences to
-    the recorded server, in words.
+    model: the toy that it serves. drafts: whether with a draft. arguments: of SGLang's server.
+    environ: variables of SGLang and g4debug. notes: differences to the recorded server, in words.
     """
 
     release: str
-    mtp: bool
+    drafts: bool
     arguments: dict[str, Plain]
-    toy: Toy
+    model: Model
     environ: dict[str, str]
     notes: list[str] = field(default_factory=list)
 
@@ -122,34 +96,36 @@ def setting_of(record: TrapRecord, on: Tape, recording: Recording) -> Setting:
             f"it is of SGLang {release or '(unknown)'}, and replays were run on "
             f"{', '.join(RELEASES)} only"
         )
-    algorithm = facts.get("speculative_algorithm")
-    replayed = {a.name for a in speculation.adapters() if a.replayed}
-    if algorithm is not None and algorithm not in replayed:
-        raise CannotReplay(f"the speculative algorithm {algorithm} was never replayed")
-    if (facts.get("speculative_eagle_topk") or 1) != 1:
-        raise CannotReplay("several draft paths (speculative_eagle_topk) were never replayed")
-    if facts.get("size_swa") is None:
-        raise CannotReplay("its KV pool is not divided for sliding layers, as Gemma-4's is")
+    page = facts.get("page_size")
+    if on.page != page:
+        raise CannotReplay(f"its tape has pages of {on.page} tokens, and its scheduler had {page}")
     words = children(recording) * 5 // 4 + STOPS
     vocab = max(VOCAB, CENTROIDS * math.ceil((words + 8) / CENTROIDS))
     if vocab > MOST_WORDS:
         raise CannotReplay(f"{words} prompts go on differently at one place, too many to tell")
-    arguments = _arguments(record, facts, notes)
+    swa, window = facts.get("size_swa"), facts.get("sliding_window_size")
+    try:
+        model = chosen(
+            facts,
+            release,
+            vocab,
+            0 if swa is None and window is None else _whole(facts, "sliding_window_size"),
+            _whole(record.geometry, "context_len"),
+        )
+    except NoToy as e:
+        raise CannotReplay(str(e)) from e
+    arguments = _arguments(record, facts, model, notes)
     serves = str(record.geometry.get("serves", ""))
-    if serves and not serves.startswith("Gemma4"):
-        notes.append(f"the model was {serves[:200]}, and is a toy Gemma-4 here")
+    if serves and not serves.startswith(model.architecture):
+        notes.append(f"the model was {serves[:200]}, and is {model.name} here")
     ranks = record.arguments.get("tp_size")
     if isinstance(ranks, int) and ranks > 1:
         notes.append(f"{ranks} tensor-parallel ranks, which decide alike, are one here")
     return Setting(
         release=release,
-        mtp=algorithm is not None,
+        drafts=facts.get("speculative_algorithm") is not None,
         arguments=arguments,
-        toy=Toy(
-            vocab=vocab,
-            window=_whole(facts, "sliding_window_size") + 1,
-            context=max(_whole(record.geometry, "context_len") + 64, TINY.max_position),
-        ),
+        model=model,
         environ=_environ(record, on, notes),
         notes=notes,
     )
@@ -164,9 +140,10 @@ def _whole(values: Mapping[str, Plain], name: str) -> int:
     return value
 
 
-def _arguments(record: TrapRecord, facts: Mapping[str, Plain], notes: list[str]) -> dict[str, Any]:
+def _arguments(
+    record: TrapRecord, facts: Mapping[str, Plain], model: Model, notes: list[str]
+) -> dict[str, Any]:
     page = _whole(facts, "page_size")
-    full, swa = _whole(facts, "size_full"), _whole(facts, "size_swa")
     given = {**record.defaults, **record.arguments}
     found = {
         name: value
@@ -174,23 +151,19 @@ def _arguments(record: TrapRecord, facts: Mapping[str, Plain], notes: list[str])
         if (value := given.get(name)) not in (None, HIDDEN, "default")
     }
     release = record.versions.get("sglang", "")
-    known = run.backends_of_gemma(release)
     for name in ("attention_backend", "decode_attention_backend", "prefill_attention_backend"):
         value = given.get(name)
-        if value in known:
-            found[name] = value
-        elif value not in (None, HIDDEN, "default"):
-            found[name] = backend_for(page)
-        if value not in (None, HIDDEN, "default", found.get(name)):
-            notes.append(f"{name}={value} is {found[name]} here")
-    found.setdefault("attention_backend", backend_for(page))
+        if value not in (None, HIDDEN, "default"):
+            found[name] = model.backend(value, page, release)
+            if value != found[name]:
+                notes.append(f"{name}={value} is {found[name]} here")
+    found.setdefault("attention_backend", model.backend(None, page, release))
     chunk = facts.get("chunked_prefill_size")
     return found | {
         "page_size": page,
         "context_length": _whole(record.geometry, "context_len"),
-        "max_total_tokens": full,
-        # So that it is rounded down to the size of the SWA pool.
-        "swa_full_tokens_ratio": (swa + page / 2) / full if swa < full else 1.0,
+        **_pools(facts, page),
+        **model.arguments,
         "max_running_requests": _whole(facts, "max_running_requests"),
         "max_prefill_tokens": _whole(facts, "max_prefill_tokens"),
         "chunked_prefill_size": -1 if chunk is None else chunk,
@@ -199,6 +172,18 @@ def _arguments(record: TrapRecord, facts: Mapping[str, Plain], notes: list[str])
         "schedule_policy": facts.get("schedule_policy"),
         **_priorities(facts),
         **_speculation(facts),
+    }
+
+
+def _pools(facts: Mapping[str, Plain], page: int) -> dict[str, Plain]:
+    """The arguments that give the pools their sizes."""
+    if facts.get("size_swa") is None:
+        return {"max_total_tokens": _whole(facts, "size")}
+    full, swa = _whole(facts, "size_full"), _whole(facts, "size_swa")
+    return {
+        "max_total_tokens": full,
+        # So that it is rounded down to the size of the SWA pool.
+        "swa_full_tokens_ratio": (swa + page / 2) / full if swa < full else 1.0,
     }
 
 
@@ -216,10 +201,12 @@ def _priorities(facts: Mapping[str, Plain]) -> dict[str, Plain]:
 def _speculation(facts: Mapping[str, Plain]) -> dict[str, Plain]:
     if facts.get("speculative_algorithm") is None:
         return {}
-    return {
-        "speculative_eagle_topk": 1,
-        "speculative_num_draft_tokens": _whole(facts, "speculative_num_draft_tokens"),
+    found: dict[str, Plain] = {
+        "speculative_num_draft_tokens": _whole(facts, "speculative_num_draft_tokens")
     }
+    if facts.get("speculative_eagle_topk") is not None:  # NGRAM has none
+        found["speculative_eagle_topk"] = 1
+    return found
 
 
 def _environ(record: TrapRecord, on: Tape, notes: list[str]) -> dict[str, str]:

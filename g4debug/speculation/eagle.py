@@ -44,4 +44,5 @@ ADAPTER = Adapter(
     run={"0.5.23": (CPU,)},
     releases=">=0.5.23",
     seeds=False,
+    replayed=True,
 )

@@ -35,6 +35,7 @@ ADAPTER = Adapter(
     run={"0.5.23": (CPU,)},
     releases=">=0.5.23",
     seeds=False,
+    replayed=True,
     fields=("accept_lens",),
     first=(),
     bonus=last_accepted,

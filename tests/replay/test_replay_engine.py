@@ -202,6 +202,67 @@ def test_a_finding_comes_again(
     assert (result["code"], result["text"]) == (1, "not reproduced, states equal"), result
 
 
+POOLS = "0.5.23 alone serves Llama's toy armed"
+
+
+@pytest.mark.once(POOLS)
+def test_a_finding_on_a_server_without_sliding_layers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One KV pool for all layers, as with Llama. All steps up to the finding are equal, too."""
+    fault = "page-oob=1*on@step=60"
+    record = recorded(tmp_path, False, 30, {"model": "llama"}, G4DEBUG_FAULTS=fault)
+    assert record.tape is not None
+    assert record.tape.scheduler["size_swa"] is None
+    assert record.finding.check == "page-table"
+    result = replay(tmp_path, record, capsys, "--pages-only")
+    assert result["code"] == 0, result
+    assert result["text"].startswith("reproduced: g4debug: page-table")
+    assert result["equal"] == result["steps"] == record.finding.location.step
+    assert result["pages_compared"] >= 6
+
+
+@pytest.mark.long("one engine of each class of pools and of each draft, and a replay of it")
+@pytest.mark.once(POOLS)
+@pytest.mark.parametrize(
+    "engine",
+    [
+        {"model": "llama"},
+        {"model": "llama", "attention_backend": "triton", "page_size": 1},
+        {"model": "llama", "draft": "eagle"},
+        {"model": "llama", "draft": "eagle3"},
+        {"model": "llama", "draft": "standalone"},
+        {"model": "llama", "draft": "ngram"},
+        {"model": "qwen3"},
+        {"model": "deepseek"},
+        {"model": "gemma-3"},
+        {"model": "gpt-oss"},
+    ],
+    ids=lambda engine: " ".join(map(str, engine.values())),
+)
+def test_other_models_and_drafts(
+    engine: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = recorded(tmp_path, False, 30, {"max_total_tokens": 3072, **engine})
+    assert record.tape is not None
+    result = replay(tmp_path, record, capsys, "--pages-only")
+    assert result["code"] == 0, result
+    assert result["equal"] == result["steps"] == record.tape.steps > 50
+    assert result["pages_compared"] >= 6
+
+
+@pytest.mark.long("an engine of a model with linear layers")
+@pytest.mark.once(POOLS)
+def test_a_server_with_linear_layers_is_refused_with_the_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = recorded(tmp_path, False, 3, {"model": "lfm2"})
+    assert "the tape is limited" in (tmp_path / "log").read_text()
+    result = replay(tmp_path, record, capsys)
+    assert result["code"] == 2
+    assert "states of linear layers" in result["text"]
+
+
 @pytest.mark.written_for("locked-prefix")
 def test_a_bug_of_sglangs_own_comes_again_with_fewer_requests(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

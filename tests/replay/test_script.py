@@ -15,7 +15,8 @@ from test_shrink import ENDED, PAGE, TOGETHER, recording
 from g4debug.findings.record import Finding, Location
 from g4debug.findings.tape import UNCACHED
 from g4debug.replay import script
-from g4debug.replay.setting import Setting, Toy
+from g4debug.replay.model import Model
+from g4debug.replay.setting import Setting
 from g4debug.replay.tokens import FIRST_WORD, Tokens
 from g4debug.replay.workload import After, Workload
 
@@ -29,7 +30,7 @@ FINDING = Finding(
 
 def setting(mtp: bool = False, **environ: str) -> Setting:
     arguments = {"page_size": PAGE, "max_total_tokens": 512, "enable_mixed_chunk": False}
-    return Setting("0.5.23", mtp, arguments, Toy(512, 128, 4096), environ)
+    return Setting("0.5.23", mtp, arguments, Model("gemma-4", "", 512, 128, 4096, {}), environ)
 
 
 def text(workload: Workload, compares: bool = False, **environ: str) -> str:

@@ -52,6 +52,12 @@ def tape_of(events: bytes, limits: tuple[str, ...] = (), **facts: Any) -> Tape:
     return pack([events], b"", 16, False, STEPS, 1, {**FACTS, **facts}, dict.fromkeys(limits, -1))
 
 
+def one_pool(**facts: Any) -> Tape:
+    """Of a server without sliding layers."""
+    none = dict.fromkeys(("size_full", "size_swa", "sliding_window_size"))
+    return tape_of(taped(), **{**none, **facts})
+
+
 def finding(step: int = STEPS, **changes: Any) -> Finding:
     at = {"step": step, "forward_mode": "DECODE", "row": 1, "column": 2, **changes.pop("at", {})}
     known = Finding(
@@ -318,9 +324,40 @@ def test_what_is_started() -> None:
     assert "SGLANG_PLUGINS" not in made.environ
     assert "G4DEBUG_FIX_PAGE_CLAMP" not in made.environ
     assert made.environ["G4DEBUG_FAULTS"] == "page-oob=on"
-    assert (made.toy.window, made.toy.context, made.mtp) == (128, 4096, False)
+    assert (made.model.toy, made.model.window, made.model.context) == ("gemma-4", 128, 4096)
+    assert not made.drafts
     size, ratio = made.arguments["max_total_tokens"], made.arguments["swa_full_tokens_ratio"]
     assert int(size * ratio) // 16 * 16 == 320
+
+
+@pytest.mark.parametrize(
+    ("facts", "served", "arguments"),
+    [
+        ({"kv_pool": "MHA"}, ("llama", "a toy Llama"), {"attention_backend": "trtllm_mha"}),
+        ({}, ("llama", "a toy Llama"), {"attention_backend": "trtllm_mha"}),  # an older g4debug's
+        ({"kv_pool": "MLA"}, ("deepseek", "a toy Deepseek"), {"attention_backend": "triton"}),
+        (
+            {"kv_pool": "MHA", "sliding_window_size": 127},
+            ("gemma-4", "a toy Gemma-4"),
+            {"disable_hybrid_swa_memory": True},
+        ),
+    ],
+)
+def test_which_toy_stands_for_a_server_with_one_pool(
+    facts: dict[str, Any], served: tuple[str, str], arguments: dict[str, Any]
+) -> None:
+    there = having(
+        tape=one_pool(**facts),
+        geometry={**THERE.geometry, "serves": "Qwen3ForCausalLM (MHA, no window)"},
+    )
+    on, recording = recording_of(there)
+    made = setting_of(there, on, recording)
+    assert (made.model.toy, made.model.name) == served
+    (note,) = made.notes
+    assert note == f"the model was Qwen3ForCausalLM (MHA, no window), and is {served[1]} here"
+    assert made.arguments["max_total_tokens"] == 320
+    assert "swa_full_tokens_ratio" not in made.arguments
+    assert arguments.items() <= made.arguments.items()
 
 
 @pytest.mark.parametrize(
@@ -332,7 +369,12 @@ def test_what_is_started() -> None:
         (having(tape=tape_of(taped() + b"\xee")), "damaged"),
         (having(versions={"sglang": "0.5.19"}), "of SGLang 0.5.19"),
         (having(tape=tape_of(taped(), speculative_algorithm="EAGLE3")), "EAGLE3"),
-        (having(tape=tape_of(taped(), size_swa=None)), "not divided"),
+        (having(tape=tape_of(taped(), size_swa=None, size=None)), "size is None"),
+        (having(tape=one_pool(), versions={"sglang": "0.5.18"}), "replayed on 0.5.23 only"),
+        (having(tape=one_pool(speculative_algorithm="MEDUSA")), "MEDUSA was never"),
+        (having(tape=tape_of(taped(), speculative_algorithm="NGRAM")), "divided for sliding"),
+        (having(tape=one_pool(page_size=64)), "pages of 16 tokens, and its scheduler had 64"),
+        (having(tape=one_pool(speculative_eagle_topk=4)), "several draft paths"),
         (having(geometry={}), "context_len"),
         (having(tape=tape_of(taped(), size_full=1 << 40)), "size_full"),
         (having(tape=dataclasses.replace(tape_of(taped()), format=9)), "format 9"),

@@ -40,6 +40,7 @@ SCHEDULER = (
     "sliding_window_size", "prefill_decode_interval", "prefill_decode_interval_min_bs",
     "truncation_align_size",
 )  # fmt: skip
+STATES = "linear"  # a pool for layers that attend, and another one for states
 POOLS = ("size", "size_full", "size_swa")  # of its allocator, in tokens
 RATIOS = ("init", "min", "decay")  # of the share of their longest output that requests may take
 SPECULATION = (
@@ -520,12 +521,26 @@ def facts(scheduler: Any) -> dict[str, Plain]:
     policies = sys.modules.get(type(getattr(scheduler, "policy", None)).__module__)
     found |= {name: getattr(policies, name, None) for name in POLICY}
     found["prefix_cache"] = type(scheduler.tree_cache).__name__
+    found["kv_pool"] = pool_kind(allocator)
     return {k: v for k, v in found.items() if v is None or isinstance(v, (bool, int, float, str))}
+
+
+def pool_kind(allocator: Any) -> str:
+    """What its KV pool keeps of a token: K and V ("MHA"), or MLA's vector; or also states."""
+    pool = allocator.get_kvcache()
+    names = [kind.__name__ for kind in type(pool).__mro__]
+    if names[0].startswith("HybridLinear"):
+        return STATES
+    return "MLA" if "MLATokenToKVPool" in names else "MHA"
 
 
 def unsupported(scheduler: Any, facts: Mapping[str, Any]) -> Iterator[str]:
     """Features of this server that a tape cannot carry, in words."""
     args = scheduler.server_args
+    if facts["kv_pool"] == STATES:
+        yield "states of linear layers, which have a pool of their own"
+    if (facts["speculative_eagle_topk"] or 1) > 1:
+        yield "several draft paths (speculative_eagle_topk)"
     for name, what in ARGUMENTS.items():
         if server_argument(args, name) not in (None, False, "null"):
             yield what

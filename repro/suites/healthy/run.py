@@ -126,7 +126,7 @@ def judge(group: Group, plain: Outcome | None, armed: Outcome, folder: Path) -> 
 
 def replay(ran: Ran, folder: Path) -> None:
     """Let the scheduler of a group that was good decide again."""
-    passed, told = replays.replayed(folder, ran.group.model)
+    passed, told = replays.replayed(folder)
     if passed:
         ran.replayed = told
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ from g4debug.findings.tape_record import data, shortened
 from g4debug.settings import Settings
 from g4debug.tracers.base import Context
 from g4debug.tracers.flight_recorder.page_digests import EVERY
-from g4debug.tracers.flight_recorder.taping import POLICY, Taping
+from g4debug.tracers.flight_recorder.taping import POLICY, STATES, Taping
 
 PAGE = 16
 
@@ -62,8 +63,10 @@ class Server:
         self.context = Context.alone("flight-recorder", Settings(debug=True, **settings))
         self.taping = Taping(self.context)
         self.allocator = SimpleNamespace(
-            size=640, free_pages=torch.arange(1, 41), available_size=lambda: self.free
-        )
+            size=640, free_pages=torch.arange(1, 41), available_size=lambda: self.free,
+            get_kvcache=lambda: self.pool,
+        )  # fmt: skip
+        self.pool: Any = None
         self.free = 640
         self.idle = True
         self.scheduler = SimpleNamespace(
@@ -235,6 +238,30 @@ def test_schedule_policies_that_decide_by_what_is_on_the_tape(
     server.taping.begin(server.scheduler)
     assert server.taping.tape().scheduler[POLICY[1]] == check
     assert any(policy in limit for limit in server.taping.limits) != carried
+
+
+@pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="needs sglang")
+@pytest.mark.parametrize(
+    ("pool", "kind"),
+    [("MHATokenToKVPool", "MHA"), ("MLATokenToKVPool", "MLA"), ("HybridLinearKVPool", STATES)],
+)
+def test_the_kind_of_its_pool_is_on_it_and_states_of_linear_layers_limit_it(
+    pool: str, kind: str, sglang: Any
+) -> None:
+    server = Server()
+    cls = getattr(importlib.import_module("sglang.srt.mem_cache.memory_pool"), pool)
+    server.pool = cls.__new__(cls)
+    server.taping.begin(server.scheduler)
+    assert server.taping.tape().scheduler["kv_pool"] == kind
+    assert any("linear layers" in limit for limit in server.taping.limits) == (kind == STATES)
+
+
+def test_several_draft_paths_limit_it() -> None:
+    server = Server()
+    assert not server.taping.limits
+    server.scheduler.server_args.speculative_eagle_topk = 4
+    server.taping.begin(server.scheduler)
+    assert [*server.taping.limits] == ["several draft paths (speculative_eagle_topk)"]
 
 
 def test_a_flush_of_a_busy_server_is_none() -> None:

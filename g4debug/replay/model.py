@@ -1,0 +1,136 @@
+"""Chooses the toy that a replay serves: with the KV pools and the draft of the recorded server.
+
+Which page goes where depends on the class of the pools, on page size and on the draft's width, and
+on no weight. So one toy stands for all models of a class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from g4debug import discovery, speculation
+from g4debug.combinations import run
+from g4debug.cpu import drafts, toys
+from g4debug.cpu.server import DEFAULT, backend_for, server_arguments
+from g4debug.cpu.toy import MAX_POSITION, Draft, Size
+from g4debug.findings.record import Plain
+
+OWN = "FROZEN_KV_MTP"  # the algorithm of Gemma-4's own draft
+WINDOWLESS = "llama"  # stands for all models without sliding layers
+COMPRESSED = "deepseek"  # stands for those with MLA
+ARCHITECTURES = {DEFAULT: "Gemma4", WINDOWLESS: "Llama", COMPRESSED: "DeepseekV2"}
+# SGLang's releases on which servers with one KV pool for all layers were replayed.
+RELEASES = ("0.5.23",)
+
+
+class NoToy(Exception):
+    """No toy has these pools and this draft. The text says why, after "because"."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A toy of a certain size, in the user's cache directory.
+
+    toy: its name. draft: the name of a draft that takes the place of its own, '' for none.
+    arguments: SGLang's, that give it the recorded server's pools.
+    """
+
+    toy: str
+    draft: str
+    vocab: int
+    window: int
+    context: int
+    arguments: Mapping[str, Any]
+
+    @property
+    def architecture(self) -> str:
+        """How the names of SGLang's classes of such a model begin."""
+        return ARCHITECTURES[self.toy]
+
+    @property
+    def name(self) -> str:
+        return f"a toy {self.toy.capitalize()}"
+
+    @property
+    def needed(self) -> str:
+        """Which model a script needs that was shrunk with this one, in a sentence."""
+        if self.toy == COMPRESSED:
+            return "MODEL: one with multi-head latent attention (MLA), as DeepSeek."
+        if self.toy != DEFAULT:
+            return "MODEL: one without sliding layers, as Llama."
+        return f"MODEL: one with sliding layers, as Gemma-4, whose window is {self.window} tokens."
+
+    def write(self) -> tuple[Path, ...]:
+        """The folders of the target and of its draft, if that is a model."""
+        size, toy = Size(self.vocab, self.context, self.window), toys.load(self.toy)
+        assert toy.sized is not None
+        found = toy.sized(size)
+        return (*found, *drafts.load(self.draft, self.toy).sized(size)) if self.draft else found
+
+    def serve(self, speculates: bool, **overrides: Any) -> dict[str, Any]:
+        """SGLang's arguments. speculates: whether with a draft."""
+        folders = self.write()
+        own = [str(f) for f in folders[1:2] if speculates]
+        more = {"speculative_draft_model_path": own[0]} if own else {}
+        return server_arguments(
+            folders, speculates, self.toy, self.draft or None, **{**more, **overrides}
+        )
+
+    def backend(self, asked: Plain, page: int, release: str) -> str:
+        """The attention backend: the one that was asked for, or else one that serves this toy."""
+        toy = toys.load(self.toy)
+        known = run.backends_of_gemma(release) if self.toy == DEFAULT else {*toy.backends}
+        if isinstance(asked, str) and asked in known:
+            return asked
+        return str(toy.arguments.get("attention_backend", backend_for(page)))
+
+
+def chosen(
+    facts: Mapping[str, Plain], release: str, vocab: int, window: int, context: int
+) -> Model:
+    """The toy for a tape. facts: see ``Tape.scheduler``. window: as SGLang counts it, 0 for none.
+
+    Raises NoToy.
+    """
+    algorithm = facts.get("speculative_algorithm")
+    known = {a.name for a in speculation.adapters() if a.replayed}
+    if algorithm is not None and algorithm not in known:
+        raise NoToy(f"the speculative algorithm {algorithm} was never replayed")
+    if (facts.get("speculative_eagle_topk") or 1) != 1:
+        raise NoToy("several draft paths (speculative_eagle_topk) were never replayed")
+    draft = "" if algorithm in (None, OWN) else str(algorithm).lower()
+    arguments: dict[str, Any] = {}
+    if facts.get("size_swa") is not None:
+        toy = DEFAULT
+    elif window:
+        toy, arguments = DEFAULT, {"disable_hybrid_swa_memory": True}
+    else:
+        toy = COMPRESSED if str(facts.get("kv_pool")).startswith("MLA") else WINDOWLESS
+    if facts.get("size_swa") is None and release not in RELEASES:
+        raise NoToy(
+            f"it is of SGLang {release}, and servers with one KV pool for all layers were replayed "
+            f"on {', '.join(RELEASES)} only"
+        )
+    if algorithm is not None and not _drafts(toy, draft):
+        raise NoToy(f"the draft {algorithm} was never replayed with {_pools_of(toy)}")
+    return Model(toy, draft, vocab, window + 1, max(context + 64, MAX_POSITION), arguments)
+
+
+def _drafts(toy: str, draft: str) -> bool:
+    if not draft:
+        return bool(toys.load(toy).draft)
+    if draft not in discovery.names("draft"):
+        return False
+    found: Draft = discovery.load("draft", draft)
+    return toy in found.targets
+
+
+def _pools_of(toy: str) -> str:
+    return {
+        "swa": "a KV pool that is divided for sliding layers",
+        "full": "one KV pool for all layers",
+        "mla": "a KV pool of MLA",
+    }[toys.load(toy).pool]
