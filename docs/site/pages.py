@@ -39,7 +39,9 @@ def named(nav: Any) -> list[str]:
     """The pages and patterns of ``nav``, in its order."""
     if isinstance(nav, str):
         return [nav]
-    return [path for part in (nav.values() if isinstance(nav, dict) else nav) for path in named(part)]
+    return [
+        path for part in (nav.values() if isinstance(nav, dict) else nav) for path in named(part)
+    ]
 
 
 def expanded(nav: Any, by_name: Sequence[str]) -> Any:

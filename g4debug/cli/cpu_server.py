@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Then, in another shell, when the log says that the server is fired up:\n"
         "\n"
         "  curl localhost:30000/generate -H 'Content-Type: application/json' \\\n"
-        "    -d '{\"text\": \"hello\", \"sampling_params\": {\"max_new_tokens\": 16}}'\n"
+        '    -d \'{"text": "hello", "sampling_params": {"max_new_tokens": 16}}\'\n'
         "\n"
         "The toys:\n" + "\n".join(_about("toy")) + "\n\n"
         "The drafts:\n" + "\n".join(_about("draft"))

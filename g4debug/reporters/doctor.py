@@ -36,7 +36,10 @@ STYLES = {
     "opt-in": "yellow",
 }
 # States that nobody needs to look into: in the short form these rows are only counted.
-QUIET = {*"wrapped found absent applied not-needed off armed opt-in judged run caught".split()}
+QUIET = {
+    *("wrapped", "found", "absent", "applied", "not-needed", "off"),
+    *("armed", "opt-in", "judged", "run", "caught"),
+}
 FEW = 9  # so many names of one state are listed in the short form
 
 

@@ -94,7 +94,9 @@ def _dump(text: Text, dump: Dump, when: str, width: int, more: str) -> None:
     where = _where(dump.head)
     if where:
         room = width - 45
-        text.append(f"  {where}" if len(where) <= room else f"\n  {shorten(where, width - 2, more)}")
+        text.append(
+            f"  {where}" if len(where) <= room else f"\n  {shorten(where, width - 2, more)}"
+        )
     said = shorten(dump.broken or _what(dump.head), LINES * (width - 2), more)
     for line in textwrap.wrap(said, width - 2, max_lines=LINES, placeholder=more):
         text.append(f"\n  {line}", tone)

@@ -157,9 +157,9 @@ def run_all(
         done[name] = (run, verdict)
         after = f"It ended after {run.seconds:.0f} s"
         if verdict.good:
-            render.say(console, f"{after} and did what it should.", QUOTE, style="green")
+            render.say(console, f"{after}, as expected.", QUOTE, style="green")
         else:
-            render.say(console, f"{after} and did NOT do what it should.", QUOTE, style="bold red")
+            render.say(console, f"{after}, and NOT as expected.", QUOTE, style="bold red")
             render.say(console, verdict.what, QUOTE)
         explain(variant, run, console)
     return done

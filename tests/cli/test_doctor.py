@@ -152,7 +152,8 @@ def test_a_site_that_is_gone(tmp_path: Path) -> None:
     flat = " ".join(out.split())
     assert flat.startswith("not ready: not armed: attn.trtllm_mha.init (missing: AttributeError")
     assert "g4debug doctor" not in flat.partition("VERSIONS")[0]
-    assert "attn.trtllm_mha.layer_page_table wrapped by page-table" in flat
+    assert "SITES wrapped: " in flat
+    assert "attn.trtllm_mha.layer_page_table" not in flat  # as it should be: counted
     assert "CANARY not checked" in flat
     assert max(map(len, out.splitlines())) <= 80
     assert "\x1b" not in out
@@ -492,6 +493,24 @@ def test_the_report_fits_and_is_plain(width: int) -> None:
     assert lines[0] == "not ready: first \\x1b[31m"
     assert max(map(len, lines)) <= width
     assert "\x1b" not in stream.getvalue()
+
+
+def test_the_short_form_counts_what_is_quiet_and_ends_with_the_verdict() -> None:
+    d = Diagnosis(problems=["a hook is gone"])
+    d.sites = [Row(f"site.{n}", "wrapped", "by x") for n in range(30)]
+    d.sites.append(Row("site.bad", "missing", "AttributeError"))
+    d.tracers = [Row("page-table", "armed", "pages")]
+    d.conclude("")
+    stream = io.StringIO()
+    console = make_console(width=80, stream=stream)
+    doctor.render(d, console, everything=False, again="g4debug doctor --all")
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == lines[-1] == "not ready: a hook is gone"
+    assert lines[-2].split(maxsplit=1) == ["MORE", "g4debug doctor --all"]
+    flat = " ".join(stream.getvalue().split())
+    assert "SITES wrapped: 30 site.bad missing AttributeError" in flat
+    assert "TRACERS armed: page-table" in flat
+    assert "site.7" not in flat
 
 
 @needs_sglang

@@ -82,7 +82,8 @@ def test_raise_mode_raises_with_a_dump(tmp_path, caplog):
     assert record.table.bad.tolist() == [[1, 2, 99]]
     text = str(error)
     for part in ("expected: a page of the swa pool", "got:      99", "likely:   a cause",
-                 f"dump:     {error.path}", f"next:     {program()} show {error.path}"):  # fmt: skip
+                 f"dump:     {error.path}",
+                 f"next:     {program()} show {error.path}"):  # fmt: skip
         assert f"\n  {part}" in text
     assert caplog.records[0].getMessage() == text
     assert caplog.records[0].levelno == logging.ERROR
