@@ -81,6 +81,8 @@ class Adapter(ABC):
     name: the backend's name on SGLang's command line.
     built: the site of its constructor, which gets (backend, model_runner, ...).
     needs: a module without which SGLang cannot import the backend, '' if any SGLang can.
+    releases: those whose backend is as it is known here, as a version specifier; on others it is
+        not hooked.
     sites: the sites at which ``install`` puts hooks.
     fused_writes: sites of functions that give locations to a kernel which writes KV itself, past
         "kv.set": (backend, layer, forward_batch) -> tensor.
@@ -106,6 +108,7 @@ class Adapter(ABC):
     name: str
     built: str
     needs: str = ""
+    releases: str = ""
     sites: tuple[str, ...]
     fused_writes: tuple[str, ...] = ()
     metadata: str
@@ -123,10 +126,9 @@ class Adapter(ABC):
         """True if SGLang can import this backend here.
 
         A wheel for another GPU or another CUDA fails with many kinds of errors. SGLang tells them
-        to whoever asks for the backend; a server that runs another one has none of them. Where the
-        site of its constructor is none, the release is not known to have it.
+        to whoever asks for the backend; a server that runs another one has none of them.
         """
-        if targets.sglang_version() is not None and targets.path(self.built) is None:
+        if not targets.is_for(self.releases):
             return False
         try:
             return not self.needs or importlib.util.find_spec(self.needs) is not None

@@ -5,6 +5,10 @@ table, and ``forward_extend`` or ``forward_decode`` tells whose layer that is. T
 forward are ``page_table`` and, of a SWA pool, ``swa_page_table`` of its metadata. Any other one is
 made for a special purpose: the branches of a draft's tree, local attention, an encoder, a part of
 a prompt on each rank. Those are not judged. A prefill of MLA has none.
+
+With a draft of one path a verify and the forwards of the draft have tables as a decode has, and
+lengths that count the draft's tokens, too. With several paths SGLang hands over two tables for
+each layer, one of them for the branches, and none of these is judged.
 """
 
 from __future__ import annotations
@@ -25,7 +29,6 @@ class Fa3(TableAdapter):
     sites = ("attn.fa3.kernel", "attn.fa3.extend", "attn.fa3.decode")
     metadata = "attn.fa3.metadata"
     replay = "attn.fa3.metadata_replay"
-    phases = ("prefill", "decode")
     tables: ClassVar = {"full": "page_table", "swa": "swa_page_table"}
     lengths = "cache_seqlens_int32"
     run: ClassVar = {"0.5.23": (CPU,)}
@@ -75,14 +78,21 @@ class Fa3(TableAdapter):
 
     def padding(self, backend: Any, batch: Any, frozen: bool) -> int:
         """Before each replay SGLang resets the lengths of the padding rows."""
-        return int(backend.get_cuda_graph_seq_len_fill_value())
+        fill, mode = int(backend.get_cuda_graph_seq_len_fill_value()), batch.forward_mode
+        if mode.name == "TARGET_VERIFY":
+            return fill + int(backend.speculative_num_draft_tokens)
+        if mode.name in ("DECODE", "IDLE") and batch.spec_info is not None and not frozen:
+            return fill + int(backend.speculative_step_id) + 1
+        return fill
 
 
 def strange(table: torch.Tensor, given: dict[str, Any], backend: Any, batch: Any) -> str:
     """Why this table is not judged; '' if it is. given: the arguments of the kernel."""
     metadata, mode = backend.forward_metadata, batch.forward_mode
-    if mode.name not in ("EXTEND", "DECODE") or (mode.is_decode() and batch.spec_info is not None):
-        return f"a {mode.name} of a draft, or of a kind that was never run with it"
+    if mode.name not in ("EXTEND", "DECODE", "TARGET_VERIFY", "DRAFT_EXTEND_V2"):
+        return f"a {mode.name} was never run with it"
+    if batch.spec_info is not None and int(getattr(backend, "topk", 0) or 0) > 1:
+        return "a draft has several paths, and their branches have tables of their own"
     if table is not metadata.page_table and table is not metadata.swa_page_table:
         return "it is made for a special kind of attention, and says other things than rows do"
     if given.get("cache_seqlens") is not metadata.cache_seqlens_int32:

@@ -7,7 +7,7 @@ In a CUDA graph the kernel reads a static table. SGLang hands over a part of it 
 the longest row was at the capture, which is one page. The kernel goes by the lengths and by where
 a row begins, and so reads on behind that part. The guard gets the table as wide as it is.
 
-Before 0.5.23 its kernel came with ``sgl_kernel``. That was never run, so it has no site there.
+Before 0.5.23 its kernel came with ``sgl_kernel``. That was never run, so it is not hooked there.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ class FlashMla(MlaTables):
     name = "flashmla"
     built = "attn.flashmla.init"
     needs = "flash_mla"
+    releases = ">=0.5.23"
     sites = ("attn.flashmla.kernel", "attn.flashmla.decode", "attn.flashmla.extend")
     metadata = "attn.flashmla.metadata"
     replay = "attn.flashmla.metadata_replay"

@@ -95,6 +95,7 @@ RUNS: tuple[Run, ...] = (
     Run("Llama", MHA, NO_WINDOW, _MHA, ("triton",), (NO_DRAFT, "EAGLE"), {"0.5.12.post1": (H100,)}),
     Run("Llama", MHA, NO_WINDOW, _MHA, ("trtllm_mha",), _OTHER_DRAFTS, _NEW),
     Run("Llama", MHA, NO_WINDOW, _MHA, ("triton",), _OTHER_DRAFTS, _NEW),
+    Run("Llama", MHA, NO_WINDOW, _MHA, ("fa3",), ("EAGLE",), _NEW),
     Run("gpt-oss", SINKS, SWA_POOL, _SWA, _BOTH, _PLAIN, _NEW),
     Run("gpt-oss", SINKS, SWA_POOL, _SWA, ("fa3",), _PLAIN, _NEW),
     Run("DeepSeek", MLA, NO_WINDOW, _MLA, ("triton",), _PLAIN, _NEW),

@@ -26,20 +26,6 @@ _MHA = "layers.attention.trtllm_mha_backend.TRTLLMHAAttnBackend"
 _FLASHINFER = "layers.attention.flashinfer_backend.FlashInferAttnBackend"
 _TRTLLM_MLA = "layers.attention.trtllm_mla_backend.TRTLLMMLABackend"
 _FLASHMLA = "layers.attention.flashmla_backend"
-_FLASHMLA_SITES = {
-    "attn.flashmla.kernel": f"{_FLASHMLA}.flash_mla_with_kvcache",
-    **{
-        f"attn.flashmla.{site}": f"{_FLASHMLA}.FlashMLABackend.{method}"
-        for site, method in {
-            "init": "__init__",
-            "init_graph_state": "init_cuda_graph_state",
-            "metadata": "init_forward_metadata",
-            "metadata_replay": "init_forward_metadata_out_graph",
-            "decode": "forward_decode",
-            "extend": "forward_extend",
-        }.items()
-    },
-}
 _FLASHINFER_MLA = "layers.attention.flashinfer_mla_backend.FlashInferMLAAttnBackend"
 _FA = "layers.attention.flashattention_backend"
 _NATIVE = "layers.attention.torch_native_backend.TorchNativeAttnBackend"
@@ -155,8 +141,10 @@ _PLACES: dict[str, str | Places] = {
     **_backend("flashinfer_mla", _FLASHINFER_MLA),
     "attn.flashinfer_mla.extend": f"{_FLASHINFER_MLA}.forward_extend",
     "attn.flashinfer_mla.decode": f"{_FLASHINFER_MLA}.forward_decode",
-    # Before 0.5.23 its kernel was another wheel's, which was never run with.
-    **{site: _since("0.5.23", path) for site, path in _FLASHMLA_SITES.items()},
+    **_backend("flashmla", f"{_FLASHMLA}.FlashMLABackend"),
+    "attn.flashmla.extend": f"{_FLASHMLA}.FlashMLABackend.forward_extend",
+    "attn.flashmla.decode": f"{_FLASHMLA}.FlashMLABackend.forward_decode",
+    "attn.flashmla.kernel": f"{_FLASHMLA}.flash_mla_with_kvcache",
     **_backend("trtllm_mla", _TRTLLM_MLA),
     "attn.trtllm_mla.extend": f"{_TRTLLM_MLA}.forward_extend",
     "attn.trtllm_mla.decode": f"{_TRTLLM_MLA}.forward_decode",

@@ -76,7 +76,7 @@ class It:
         return [limit.why for limit in found.limits]
 
 
-@pytest.mark.parametrize("mode", ["DECODE", "EXTEND"])
+@pytest.mark.parametrize("mode", ["DECODE", "EXTEND", "TARGET_VERIFY", "DRAFT_EXTEND_V2"])
 def test_a_table_is_judged_once_for_each_forward(mode, tmp_path):
     it = It(tmp_path)
     for _ in range(2):
@@ -103,15 +103,15 @@ def test_in_contain_mode_the_kernel_gets_the_right_page(tmp_path):
 @pytest.mark.parametrize(
     ("how", "why"),
     [
-        ({"mode": "TARGET_VERIFY"}, "never run"),
-        ({"spec_info": object()}, "a draft"),
+        ({"mode": "MIXED"}, "never run"),
+        ({"spec_info": object(), "topk": 4}, "several paths"),
         ({"table": torch.ones(2, 4, dtype=torch.int32)}, "special kind"),
         ({"lengths": torch.tensor([1, 2])}, "not those of the rows"),
     ],
 )
 def test_what_is_not_judged_is_passed_on_and_told(how, why, tmp_path):
     it = It(tmp_path)
-    table = how.get("table", it.table)
+    table, it.backend.topk = how.get("table", it.table), how.pop("topk", 1)
     assert all(got is table for got in it.forward(**how))
     assert it.counted() == 0
     (said,) = it.limits()
@@ -124,3 +124,24 @@ def test_without_its_kernels_a_backend_is_not_hooked(monkeypatch):
         monkeypatch.setattr(FA3, "needs", module, raising=False)
         assert (FA3 in backends.installed()) == there
         assert (FA3 in backends.carrying(type(FA3).__mro__[1])) == there
+
+
+@pytest.mark.parametrize(
+    ("mode", "drafts", "frozen", "length"),
+    [
+        ("DECODE", False, False, 1),
+        ("DECODE", True, False, 1 + 3),
+        ("DECODE", True, True, 1),
+        ("TARGET_VERIFY", True, False, 1 + 4),
+    ],
+)
+def test_the_padding_of_a_graph_is_as_long_as_what_sglang_adds(mode, drafts, frozen, length):
+    backend = SimpleNamespace(
+        get_cuda_graph_seq_len_fill_value=lambda: 1,
+        speculative_step_id=2,
+        speculative_num_draft_tokens=4,
+    )
+    batch = SimpleNamespace(
+        forward_mode=SimpleNamespace(name=mode), spec_info=object() if drafts else None
+    )
+    assert FA3.padding(backend, batch, frozen) == length

@@ -9,7 +9,6 @@ import torch
 
 from g4debug.backends import adapter, adapter_of
 from g4debug.faults import tables
-from g4debug.hooking import targets
 from g4debug.settings import Settings
 from g4debug.tracers.base import Context
 from g4debug.tracers.page_table.tracer import PageTableTracer
@@ -225,6 +224,8 @@ def test_a_backend_that_inherits_is_not_judged(tmp_path):
     assert it.hooks[TRTLLM.sites[0], "block_tables"](given, {}) is given
 
 
-def test_where_a_release_is_not_known_to_have_it_there_is_no_backend(monkeypatch):
+def test_on_a_release_that_is_not_known_there_is_no_backend(monkeypatch):
     monkeypatch.setattr(FLASH, "needs", "json.decoder", raising=False)
-    assert FLASH.is_there() == (targets.path(FLASH.built) is not None)
+    for releases, there in ((">=0.5", True), ("<0.5", False)):
+        monkeypatch.setattr(FLASH, "releases", releases, raising=False)
+        assert FLASH.is_there() == there

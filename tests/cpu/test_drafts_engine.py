@@ -53,6 +53,7 @@ def arguments(draft: str | None, **more: object) -> str:
             for load in ("mixed", "mixed-no-radix")
             if (draft, backend, load) != ("eagle", "trtllm_mha", "mixed")
         ),
+        pytest.param("eagle", "fa3", "mixed", marks=LONG),
     ],
 )
 def test_it_is_silent_and_its_tokens_are_those_without_a_draft(draft, backend, load, tmp_path):
@@ -113,6 +114,28 @@ def test_a_token_out_of_range_in_a_draft_extend_is_told_before_the_kernel_reads_
     assert (found.check, found.kind) == ("page-table", "out-of-range"), run.log[-3000:]
     assert found.location.forward_mode == "DRAFT_EXTEND_V2"
     assert found.location.runner == "draft"
+
+
+@LONG
+@pytest.mark.parametrize(
+    ("at", "mode", "runner"),
+    [
+        ("target@mode=target_verify", "TARGET_VERIFY", "target"),
+        ("draft@mode=decode", "DECODE", "draft"),
+    ],
+)
+def test_a_page_out_of_range_on_fa3_is_told_before_the_kernel_reads_it(at, mode, runner, tmp_path):
+    run = drive(
+        tmp_path,
+        str(DRIVER),
+        "faults",
+        arguments("eagle", attention_backend="fa3"),
+        **ARMED,
+        G4DEBUG_FAULTS=f"seed=7;page-oob=1*on@runner={at}",
+    )
+    found = run.dumps[0].finding
+    assert (found.check, found.kind) == ("page-table", "out-of-range"), run.log[-3000:]
+    assert (found.location.forward_mode, found.location.runner) == (mode, runner)
 
 
 @LONG

@@ -41,7 +41,9 @@ _RUNNER = SimpleNamespace(server_args=SimpleNamespace(disable_overlap_schedule=T
 def fire(folder: Path, device: torch.device) -> str:
     """Fire the faults, expect the findings and dumps in ``folder``. Returns what was seen."""
     # What is proven is the guard, also for a backend that was not run on this release or GPU.
-    settings = Settings(debug=True, debug_dir=folder, not_run_on_this_release=True)
+    # Each fault leaves a dump, and there are more of them than a process of a server may write.
+    dumps = len(adapters()) + len(FAULTS)
+    settings = Settings(debug=True, debug_dir=folder, not_run_on_this_release=True, max_dumps=dumps)
     tracer = PageTableTracer(Context.alone("page-table", settings))
     seen: list[str] = []
     for adapter in adapters():
