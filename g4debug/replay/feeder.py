@@ -277,7 +277,12 @@ class Feeder:
         tree.retrieve_next_token.copy_(torch.where(nodes < width - 1, nodes + 1, -1))
         tree.retrieve_next_sibling.fill_(-1)
         tree.positions.view(-1, width).copy_(batch.seq_lens[:, None] + nodes)
-        tree.custom_mask.view(-1, width, width).copy_(nodes[:, None] >= nodes)
+        mask, at = tree.custom_mask.view(-1), 0
+        whole = mask.numel() > len(lens) * width * width  # with a column for each token before
+        for before in lens if whole else [0] * len(lens):
+            end = at + width * (before + width)
+            mask[at:end].view(width, -1)[:, before:].copy_(nodes[:, None] >= nodes)
+            at = end
 
     def _draft(self, drafted: torch.Tensor, lens: list[int]) -> None:
         """drafted: [rows, W], the first of each row is a token that is sure already."""
