@@ -18,7 +18,6 @@ from g4debug.cpu.server import DEFAULT, backend_for, server_arguments
 from g4debug.cpu.toy import MAX_POSITION, Draft, Size
 from g4debug.findings.record import Plain
 
-OWN = "FROZEN_KV_MTP"  # the algorithm of Gemma-4's own draft
 WINDOWLESS = "llama"  # stands for all models without sliding layers
 ARCHITECTURES = {DEFAULT: "Gemma4", WINDOWLESS: "Llama"}
 # SGLang's releases on which servers with one KV pool for all layers were replayed.
@@ -96,7 +95,8 @@ def chosen(
         raise NoToy(f"the speculative algorithm {algorithm} was never replayed")
     if (facts.get("speculative_eagle_topk") or 1) != 1:
         raise NoToy("several draft paths (speculative_eagle_topk) were never replayed")
-    draft = "" if algorithm in (None, OWN) else str(algorithm).lower()
+    named = str(algorithm).lower()
+    draft = named if named in discovery.names("draft") else ""  # or else it is the toy's own
     one_pool = facts.get("size_swa") is None
     if one_pool and facts.get("kv_pool") == "MLA":
         raise NoToy("a KV pool of MLA was never replayed")
@@ -116,8 +116,6 @@ def chosen(
 def _drafts(toy: str, draft: str) -> bool:
     if not draft:
         return bool(toys.load(toy).draft)
-    if draft not in discovery.names("draft"):
-        return False
     found: Draft = discovery.load("draft", draft)
     return toy in found.targets
 
