@@ -85,7 +85,6 @@ class Feeder:
         hooks.around("runner.sampler", order, OWNER, self.sampler)
         hooks.before("worker.verify", order, OWNER, self.verify)
         hooks.around("draft.tree", order, OWNER, self.tree, optional=True)
-        hooks.around("ngram.draft", order, OWNER, self.ngram, optional=True)
         for site in ("verify.kernel", "verify.kernel.v1"):
             hooks.around(site, order, OWNER, self.kernel, optional=True)
 
@@ -258,24 +257,6 @@ class Feeder:
             drafted = result[-1].view(len(lens), -1)
             self._draft(drafted, lens)
         return result
-
-    def ngram(self, call_next: Callable[..., Any], worker: Any, batch: Any) -> None:
-        """NGRAM's draft: what is on the tape, as one path, whatever SGLang has found in its words.
-
-        It is only a draft: which pages a verify takes hangs on how many tokens it has.
-        """
-        decodes, lens = batch.forward_mode.is_decode(), batch.seq_lens.tolist()
-        call_next(worker, batch)
-        if not self._on or not decodes:
-            return
-        self.lens, tree = lens, batch.spec_info
-        width = tree.draft_token_num
-        self._draft(tree.draft_token.view(-1, width), lens)
-        nodes = torch.arange(width)
-        tree.retrieve_next_token.copy_(torch.where(nodes < width - 1, nodes + 1, -1))
-        tree.retrieve_next_sibling.fill_(-1)
-        tree.positions.view(-1, width).copy_(batch.seq_lens[:, None] + nodes)
-        tree.custom_mask.view(-1, width, width).copy_(nodes[:, None] >= nodes)
 
     def _draft(self, drafted: torch.Tensor, lens: list[int]) -> None:
         """drafted: [rows, W], the first of each row is a token that is sure already."""

@@ -18,10 +18,8 @@ from g4debug.cpu.server import DEFAULT, backend_for, server_arguments
 from g4debug.cpu.toy import MAX_POSITION, Draft, Size
 from g4debug.findings.record import Plain
 
-OWN = "FROZEN_KV_MTP"  # the algorithm of Gemma-4's own draft
 WINDOWLESS = "llama"  # stands for all models without sliding layers
-COMPRESSED = "deepseek"  # stands for those with MLA
-ARCHITECTURES = {DEFAULT: "Gemma4", WINDOWLESS: "Llama", COMPRESSED: "DeepseekV2"}
+ARCHITECTURES = {DEFAULT: "Gemma4", WINDOWLESS: "Llama"}
 # SGLang's releases on which servers with one KV pool for all layers were replayed.
 RELEASES = ("0.5.23",)
 
@@ -35,7 +33,6 @@ class Model:
     """A toy of a certain size, in the user's cache directory.
 
     toy: its name. draft: the name of a draft that takes the place of its own, '' for none.
-    arguments: SGLang's, that give it the recorded server's pools.
     """
 
     toy: str
@@ -43,7 +40,6 @@ class Model:
     vocab: int
     window: int
     context: int
-    arguments: Mapping[str, Any]
 
     @property
     def architecture(self) -> str:
@@ -57,8 +53,6 @@ class Model:
     @property
     def needed(self) -> str:
         """Which model a script needs that was shrunk with this one, in a sentence."""
-        if self.toy == COMPRESSED:
-            return "MODEL: one with multi-head latent attention (MLA), as DeepSeek."
         if self.toy != DEFAULT:
             return "MODEL: one without sliding layers, as Llama."
         return f"MODEL: one with sliding layers, as Gemma-4, whose window is {self.window} tokens."
@@ -101,29 +95,27 @@ def chosen(
         raise NoToy(f"the speculative algorithm {algorithm} was never replayed")
     if (facts.get("speculative_eagle_topk") or 1) != 1:
         raise NoToy("several draft paths (speculative_eagle_topk) were never replayed")
-    draft = "" if algorithm in (None, OWN) else str(algorithm).lower()
-    arguments: dict[str, Any] = {}
-    if facts.get("size_swa") is not None:
-        toy = DEFAULT
-    elif window:
-        toy, arguments = DEFAULT, {"disable_hybrid_swa_memory": True}
-    else:
-        toy = COMPRESSED if str(facts.get("kv_pool")).startswith("MLA") else WINDOWLESS
-    if facts.get("size_swa") is None and release not in RELEASES:
+    named = str(algorithm).lower()
+    draft = named if named in discovery.names("draft") else ""  # or else it is the toy's own
+    one_pool = facts.get("size_swa") is None
+    if one_pool and facts.get("kv_pool") == "MLA":
+        raise NoToy("a KV pool of MLA was never replayed")
+    if one_pool and window:
+        raise NoToy("sliding layers without a KV pool of their own were never replayed")
+    toy = WINDOWLESS if one_pool else DEFAULT
+    if one_pool and release not in RELEASES:
         raise NoToy(
             f"it is of SGLang {release}, and servers with one KV pool for all layers were replayed "
             f"on {', '.join(RELEASES)} only"
         )
     if algorithm is not None and not _drafts(toy, draft):
         raise NoToy(f"the draft {algorithm} was never replayed with {_pools_of(toy)}")
-    return Model(toy, draft, vocab, window + 1, max(context + 64, MAX_POSITION), arguments)
+    return Model(toy, draft, vocab, window + 1, max(context + 64, MAX_POSITION))
 
 
 def _drafts(toy: str, draft: str) -> bool:
     if not draft:
         return bool(toys.load(toy).draft)
-    if draft not in discovery.names("draft"):
-        return False
     found: Draft = discovery.load("draft", draft)
     return toy in found.targets
 
@@ -132,5 +124,4 @@ def _pools_of(toy: str) -> str:
     return {
         "swa": "a KV pool that is divided for sliding layers",
         "full": "one KV pool for all layers",
-        "mla": "a KV pool of MLA",
     }[toys.load(toy).pool]

@@ -163,7 +163,6 @@ def _arguments(
         "page_size": page,
         "context_length": _whole(record.geometry, "context_len"),
         **_pools(facts, page),
-        **model.arguments,
         "max_running_requests": _whole(facts, "max_running_requests"),
         "max_prefill_tokens": _whole(facts, "max_prefill_tokens"),
         "chunked_prefill_size": -1 if chunk is None else chunk,

@@ -8,4 +8,9 @@ from g4debug.speculation import eagle
 
 NAME = "EAGLE3"
 
-ADAPTER = replace(eagle.ADAPTER, name=NAME, runs=lambda algorithm: eagle.named(algorithm, NAME))
+ADAPTER = replace(
+    eagle.ADAPTER,
+    name=NAME,
+    runs=lambda algorithm: eagle.named(algorithm, NAME),
+    replayed=False,
+)

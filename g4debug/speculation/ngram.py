@@ -35,7 +35,6 @@ ADAPTER = Adapter(
     run={"0.5.23": (CPU,)},
     releases=">=0.5.23",
     seeds=False,
-    replayed=True,
     fields=("accept_lens",),
     first=(),
     bonus=last_accepted,

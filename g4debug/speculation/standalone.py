@@ -11,4 +11,9 @@ from g4debug.speculation import eagle
 
 NAME = "STANDALONE"
 
-ADAPTER = replace(eagle.ADAPTER, name=NAME, runs=lambda algorithm: eagle.named(algorithm, NAME))
+ADAPTER = replace(
+    eagle.ADAPTER,
+    name=NAME,
+    runs=lambda algorithm: eagle.named(algorithm, NAME),
+    replayed=False,
+)

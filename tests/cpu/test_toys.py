@@ -40,6 +40,20 @@ def test_a_toy_is_written_once_and_says_the_same_each_time(name, tmp_path):
     assert json.loads((folder / "config.json").read_text())["architectures"]
 
 
+@pytest.mark.parametrize("draft", ["", "eagle3"])
+def test_a_replay_gets_a_toy_with_more_words_and_longer_sequences(draft):
+    found = drafts.load(draft, "llama") if draft else toys.load("llama")
+    usual = found.models()
+    (folder,) = found.sized(toy.Size(vocab=704, context=9000))
+    assert found.models() == usual != (folder,)
+    config = json.loads((folder / "config.json").read_text())
+    assert (config["vocab_size"], config["max_position_embeddings"]) == (704, 9000)
+    assert config.get("draft_vocab_size", 704) == 704
+    assert load_file(next(folder.glob("*.safetensors")))["lm_head.weight"].shape == (704, 64)
+    words = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+    assert len(words) == 704
+
+
 def test_numbers_for_bfloat16_are_exact_in_it():
     found = target("gpt-oss")
     for name in found:

@@ -30,7 +30,7 @@ FINDING = Finding(
 
 def setting(mtp: bool = False, **environ: str) -> Setting:
     arguments = {"page_size": PAGE, "max_total_tokens": 512, "enable_mixed_chunk": False}
-    return Setting("0.5.23", mtp, arguments, Model("gemma-4", "", 512, 128, 4096, {}), environ)
+    return Setting("0.5.23", mtp, arguments, Model("gemma-4", "", 512, 128, 4096), environ)
 
 
 def text(workload: Workload, compares: bool = False, **environ: str) -> str:
