@@ -423,8 +423,7 @@ PATTERNS: tuple[Pattern, ...] = (
         0,
         _N,
         OTHER,
-        advice="One request of disaggregation failed, because the other server did not send its "
-        "KV in time, or is gone: look at that server's log. This server goes on.",
+        advice="The other server of the pair did not answer: see its log. One request failed.",
     ),
     # --- start ---
     Pattern(
@@ -575,8 +574,8 @@ PATTERNS: tuple[Pattern, ...] = (
         0,
         _C,
         OTHER,
-        advice="A Triton kernel asks for more shared memory than this GPU has: another attention "
-        "backend, or another release of Triton.",
+        advice="A Triton kernel asks for more shared memory than this GPU has. Take another "
+        "attention backend, or another release of Triton.",
     ),
     Pattern(
         (
@@ -616,7 +615,8 @@ PATTERNS: tuple[Pattern, ...] = (
         0,
         _A,
         OTHER,
-        advice="Somebody asked the server to end (SIGTERM): an operator, a probe or a scale-down.",
+        advice="Somebody asked the server to end (SIGTERM). It may be an operator, a probe or a "
+        "scale-down.",
     ),
 )
 

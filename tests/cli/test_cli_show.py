@@ -10,8 +10,8 @@ import time
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
+import numpy as np
 import pytest
-import torch
 from hostile_dumps import HOSTILE
 from sample_trap import sample_record
 
@@ -171,10 +171,10 @@ def test_a_large_table_is_fast_and_short(
     assert record.table is not None
     table = dataclasses.replace(
         record.table,
-        values=torch.full((256, 2048), 7),
-        seq_lens=torch.full((256,), 2048 * 64),
-        first_live=torch.zeros(256, dtype=torch.int64),
-        bad=torch.tensor([[200, 1000, 57]]),
+        values=np.full((256, 2048), 7),
+        seq_lens=np.full((256,), 2048 * 64),
+        first_live=np.zeros(256, dtype=np.int64),
+        bad=np.array([[200, 1000, 57]]),
         rids=(),
         rows_total=256,
         columns_total=2048,

@@ -96,15 +96,15 @@ from g4debug.dumps import writing
 os.getpid = lambda: 1
 writing.socket.gethostname = lambda: "pod"
 writing.now = lambda: datetime(2026, 6, 1, tzinfo=UTC)
-draws = iter(sys.argv[2].split(","))
-if sys.argv[2] != "real":
-    secrets.token_hex = lambda n: next(draws)
 if sys.argv[3] == "without-links":
     def link(*a, **k):
         raise PermissionError(1, "Operation not permitted")
     os.link = link
 record = sample_record()
 data = writing.encode(record)
+draws = iter(sys.argv[2].split(","))
+if sys.argv[2] != "real":
+    secrets.token_hex = lambda n: next(draws)
 print("ready", flush=True)
 sys.stdin.readline()
 for number in range(1, 9):

@@ -73,7 +73,7 @@ class Checkout:
 
 def test_it_is_the_name_that_readme_gives() -> None:
     readme = (ROOT / "README.md").read_text()
-    assert "\ngit clone <this repository> g4debug && cd g4debug\n" in readme
+    assert "\ngit clone <this repository> g4debug && cd g4debug && make" in readme
 
 
 @pytest.mark.parametrize("name", ["g4debug", "checkout", "g4debug-2", "two words"])

@@ -118,9 +118,9 @@ def test_page_numbers_in_html_are_whole():
     record = sample_record()
     table = record.table
     assert table is not None
-    values = table.values.clone()
+    values = table.values.copy()
     values[3, 8] = 10_000_000
-    bad = table.bad.clone()
+    bad = table.bad.copy()
     bad[0, 2] = 10_000_000
     page = html.render(
         dataclasses.replace(record, table=dataclasses.replace(table, values=values, bad=bad))
