@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-MNT_FORCE = 1
+MNT_DETACH = 2  # also while a thread is still on its way out of it
 
 
 @contextlib.contextmanager
@@ -30,7 +30,7 @@ def hung_disk(path: Path) -> Iterator[None]:
         finally:
             os.close(fd)  # who waits gets an error
             fd = -1
-            libc.umount2(where, MNT_FORCE)
+            libc.umount2(where, MNT_DETACH)
     finally:
         if fd >= 0:
             os.close(fd)
