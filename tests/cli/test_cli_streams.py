@@ -181,7 +181,9 @@ def test_what_another_user_may_not_read_or_write(
             code = cli.main(call)
         return json.dumps([code, err.getvalue()])
 
-    main()  # as root: what is imported late may lie where only root can read
+    # As root: what is imported late, here and for an error, may lie where only root can read.
+    main()
+    cli.program()
     for left in closed.glob("x.*"):
         left.unlink()
     said = nobody[1](main)
