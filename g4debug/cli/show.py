@@ -12,6 +12,7 @@ and what differs between the ranks. Several dumps are shown as one incident.
 from __future__ import annotations
 
 import argparse
+import os
 import io
 import re
 import sys
@@ -123,7 +124,8 @@ def read_dump(path: Path) -> TrapRecord:
 
 def list_command(path: Path) -> str:
     """The command that lists the dumps beside a file, or in the default folder."""
-    return f"{program()} list" + (f" {quoted(path.parent)}" if path.parent.is_dir() else "")
+    beside = f" {quoted(path.parent)}" if os.path.isdir(path.parent) else ""
+    return f"{program()} list{beside}"
 
 
 def _with_log(record: TrapRecord, path: Path) -> TrapRecord:
