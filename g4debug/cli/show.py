@@ -12,8 +12,8 @@ and what differs between the ranks. Several dumps are shown as one incident.
 from __future__ import annotations
 
 import argparse
-import os
 import io
+import os
 import re
 import sys
 from pathlib import Path
