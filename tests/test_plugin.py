@@ -329,8 +329,7 @@ def test_there_it_can_report_or_the_risk_can_be_taken(outcomes):
         done = outcomes[case]
         assert done.returncode == 0, done.stderr[-2000:]
         assert "SERVING ON" in done.stdout
-        line = next(x for x in done.stderr.splitlines() if x.startswith("g4debug 0"))
-        assert f"armed: {armed}" in line
+        line = next(x for x in done.stderr.splitlines() if f"armed: {armed}" in x)
         assert f"({mode}); never run on this SGLang or GPU: {armed}" in line
 
 

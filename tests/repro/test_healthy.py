@@ -96,7 +96,7 @@ def test_a_finding(healthy, group, runs, tmp_path):
 
 @pytest.mark.parametrize("passed", [True, False])
 def test_a_replay(healthy, group, runs, tmp_path, monkeypatch, passed):
-    monkeypatch.setattr(healthy.replays, "replayed", lambda folder, model: (passed, "9 of 9"))
+    monkeypatch.setattr(healthy.replays, "replayed", lambda folder: (passed, "9 of 9"))
     ran = healthy.judge(group, *runs, tmp_path)
     healthy.replay(ran, tmp_path)
     assert (ran.good, ran.replayed) == ((True, "9 of 9") if passed else (False, ""))
