@@ -89,6 +89,15 @@ def _since(release: str, path: str) -> Places:
     return ((f"<{release}", None), (_ANY, path))
 
 
+def _all_since(release: str, sites: dict[str, str | Places]) -> dict[str, str | Places]:
+    """Sites that are looked for from this release on."""
+    none: Places = ((f"<{release}", None),)
+    return {
+        site: none + (((_ANY, place),) if isinstance(place, str) else place)
+        for site, place in sites.items()
+    }
+
+
 _CACHE, _PREFIX = "mem_cache", "prefix_device_indices"
 
 
@@ -141,10 +150,16 @@ _PLACES: dict[str, str | Places] = {
     **_backend("flashinfer_mla", _FLASHINFER_MLA),
     "attn.flashinfer_mla.extend": f"{_FLASHINFER_MLA}.forward_extend",
     "attn.flashinfer_mla.decode": f"{_FLASHINFER_MLA}.forward_decode",
-    **_backend("flashmla", f"{_FLASHMLA}.FlashMLABackend"),
-    "attn.flashmla.extend": f"{_FLASHMLA}.FlashMLABackend.forward_extend",
-    "attn.flashmla.decode": f"{_FLASHMLA}.FlashMLABackend.forward_decode",
-    "attn.flashmla.kernel": f"{_FLASHMLA}.flash_mla_with_kvcache",
+    # Before 0.5.23 the module needs a kernel of another wheel even to be imported.
+    **_all_since(
+        "0.5.23",
+        {
+            **_backend("flashmla", f"{_FLASHMLA}.FlashMLABackend"),
+            "attn.flashmla.extend": f"{_FLASHMLA}.FlashMLABackend.forward_extend",
+            "attn.flashmla.decode": f"{_FLASHMLA}.FlashMLABackend.forward_decode",
+            "attn.flashmla.kernel": f"{_FLASHMLA}.flash_mla_with_kvcache",
+        },
+    ),
     **_backend("trtllm_mla", _TRTLLM_MLA),
     "attn.trtllm_mla.extend": f"{_TRTLLM_MLA}.forward_extend",
     "attn.trtllm_mla.decode": f"{_TRTLLM_MLA}.forward_decode",
