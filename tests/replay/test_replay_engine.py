@@ -188,7 +188,7 @@ def test_a_finding_comes_again(
     mtp: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A drill of g4debug's own: a page table gets a page that is none."""
-    record = recorded(tmp_path, mtp, 30, G4DEBUG_FAULTS="page-oob=1*on@step=60")
+    record = recorded(tmp_path, mtp, 30, G4DEBUG_FAULTS="page-oob=1*on@step=30")
     assert record.finding.check == "page-table"
     result = replay(tmp_path, record, capsys)
     assert result["code"] == 0, result
@@ -210,7 +210,7 @@ def test_a_finding_on_a_server_without_sliding_layers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One KV pool for all layers, as with Llama. All steps up to the finding are equal, too."""
-    fault = "page-oob=1*on@step=60"
+    fault = "page-oob=1*on@step=30"
     record = recorded(tmp_path, False, 30, {"model": "llama"}, G4DEBUG_FAULTS=fault)
     assert record.tape is not None
     assert record.tape.scheduler["size_swa"] is None
