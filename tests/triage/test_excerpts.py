@@ -14,6 +14,8 @@ import pytest
 
 from g4debug.triage import reading, verdict
 
+pytestmark = pytest.mark.once("a log is read without SGLang")
+
 FOLDER = Path(__file__).parent / "excerpts"
 CARRIERS = {
     "plain": "{}",

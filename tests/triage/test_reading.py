@@ -14,6 +14,8 @@ from g4debug.triage import lines, patterns, reading, verdict
 from g4debug.triage.entry import by_title
 from g4debug.triage.patterns import PATTERNS
 
+pytestmark = pytest.mark.once("a log is read without SGLang")
+
 DIED = b"[2026-09-14 03:22:11 TP1] Scheduler hit an exception: Traceback (most recent call last):\n"
 CUDA = b"torch.AcceleratorError: CUDA error: an illegal memory access was encountered\n"
 START = b"[2026-09-14 03:20:01] server_args=ServerArgs(model_path='acme/oak', tp_size=2)\n"
@@ -58,7 +60,7 @@ def test_gigabytes_are_not_held() -> None:
 
     def endless() -> object:
         yield START
-        for _ in range(60_000):
+        for _ in range(30_000):
             yield noise
         yield DIED
         yield CUDA
@@ -70,7 +72,7 @@ def test_gigabytes_are_not_held() -> None:
     assert peak < 4_000_000
     first = found.chosen.first()
     assert first is not None
-    assert (first.line, first.pattern.entry) == (60_003, 7)
+    assert (first.line, first.pattern.entry) == (30_003, 7)
 
 
 def test_many_launches_are_bounded_and_the_last_known_one_is_told() -> None:

@@ -24,7 +24,7 @@ pytestmark = [
 DRIVE = Path(__file__).with_name("drive_lost_pages.py")
 V2 = targets.path("scheduler.war_barrier") is not None  # the harness has speculative decoding v2
 SERVERS = {"python": ["--core", "python"], "native": ["--spec"]} if V2 else {"python": []}
-EXAMPLES = 5
+EXAMPLES = 3
 # What SGLang's check of an idle server does not always see: nobody owns the page when we
 # count, but its request or its node may end in a way that gives it to somebody after all; and a
 # free that would lose one is stopped by us.
