@@ -205,6 +205,14 @@ class Adapter(ABC):
         return ""
 
 
+def prefix_is_fetched(guard: Guarding) -> None:
+    """Say that a prefill of MLA has a prefix of which the kernel gets no table and no list."""
+    guard.not_guarded(
+        "what a prefill of MLA reads of its prefix",
+        "the model fetches it by a list of tokens, and hands the kernel K and V",
+    )
+
+
 @cache
 def _constructors_above(kind: Any) -> frozenset[str]:
     """The constructors of the classes that a class inherits from, as paths."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from g4debug.backends.base import Guarding, Sites, TableAdapter
+from g4debug.backends.base import Guarding, Sites, TableAdapter, prefix_is_fetched
 from g4debug.hooking.targets import CPU
 
 if TYPE_CHECKING:
@@ -49,10 +49,7 @@ class Fa3(TableAdapter):
         ) -> None:
             self._now = backend, layer, forward_batch
             if getattr(forward_batch, "attn_attend_prefix_cache", None) is not None:
-                guard.not_guarded(
-                    "what a prefill of MLA reads of its prefix",
-                    "the model fetches it by a list of tokens, and hands the kernel K and V",
-                )
+                prefix_is_fetched(guard)
 
         def table_of(table: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
             if self._now is None or table is None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from g4debug.backends.base import Guarding, Sites, TableAdapter
+from g4debug.backends.base import Guarding, Sites, TableAdapter, prefix_is_fetched
 from g4debug.backends.flashinfer_mla import FlashInferMla
 from g4debug.backends.handed_over import PageTable
 from g4debug.hooking.targets import CPU
@@ -112,10 +112,7 @@ class MlaTables(TableAdapter):
             if not self._prefill.reads_no_list(backend, batch, guard):
                 self._prefill.hand_over(backend, layer, batch, guard)
         elif attends and any(batch.extend_prefix_lens_cpu):
-            guard.not_guarded(
-                "what a prefill of MLA reads of its prefix",
-                "the model fetches it by a list of tokens, and hands the kernel K and V",
-            )
+            prefix_is_fetched(guard)
 
     def learn(self, backend: Any, model_runner: Any, guard: Guarding) -> bool:
         if getattr(backend, "enable_chunk_kv", False):

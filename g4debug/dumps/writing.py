@@ -85,8 +85,8 @@ def write_dump(
         random = secrets.token_hex(4)  # from the system, so that a fork does not repeat it
         name = dump_name(finding.check, created, host, ranks, pid, number, random)
         with contextlib.suppress(FileExistsError):
-            path = partial(_write, data, directory, name, _create)
-            return patience.within(directory, path)
+            write = partial(_write, data, directory, name, _create)
+            return patience.within(directory, write)
     raise DumpError(f"cannot write {directory / name}: {TRIES} names of this kind are taken")
 
 

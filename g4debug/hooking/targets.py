@@ -84,18 +84,10 @@ def _backend(name: str, path: str) -> dict[str, str | Places]:
     }
 
 
-def _since(release: str, path: str) -> Places:
-    """A place that this release is the first to have."""
-    return ((f"<{release}", None), (_ANY, path))
-
-
-def _all_since(release: str, sites: dict[str, str | Places]) -> dict[str, str | Places]:
-    """Sites that are looked for from this release on."""
-    none: Places = ((f"<{release}", None),)
-    return {
-        site: none + (((_ANY, place),) if isinstance(place, str) else place)
-        for site, place in sites.items()
-    }
+def _since(release: str, place: str | Places) -> Places:
+    """A place that this release is the first to have, or the first in which it is looked for."""
+    places = ((_ANY, place),) if isinstance(place, str) else place
+    return ((f"<{release}", None), *places)
 
 
 _CACHE, _PREFIX = "mem_cache", "prefix_device_indices"
@@ -151,15 +143,15 @@ _PLACES: dict[str, str | Places] = {
     "attn.flashinfer_mla.extend": f"{_FLASHINFER_MLA}.forward_extend",
     "attn.flashinfer_mla.decode": f"{_FLASHINFER_MLA}.forward_decode",
     # Before 0.5.23 the module needs a kernel of another wheel even to be imported.
-    **_all_since(
-        "0.5.23",
-        {
+    **{
+        site: _since("0.5.23", place)
+        for site, place in {
             **_backend("flashmla", f"{_FLASHMLA}.FlashMLABackend"),
             "attn.flashmla.extend": f"{_FLASHMLA}.FlashMLABackend.forward_extend",
             "attn.flashmla.decode": f"{_FLASHMLA}.FlashMLABackend.forward_decode",
             "attn.flashmla.kernel": f"{_FLASHMLA}.flash_mla_with_kvcache",
-        },
-    ),
+        }.items()
+    },
     **_backend("trtllm_mla", _TRTLLM_MLA),
     "attn.trtllm_mla.extend": f"{_TRTLLM_MLA}.forward_extend",
     "attn.trtllm_mla.decode": f"{_TRTLLM_MLA}.forward_decode",

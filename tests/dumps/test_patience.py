@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 import pytest
@@ -63,12 +64,11 @@ def test_at_the_end_of_the_process_it_is_done_without_a_thread(tmp_path, monkeyp
 def test_a_finding_is_raised_although_the_disk_of_its_dump_hangs(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(patience, "SECONDS", 1.0)
     found = Finding("page-table", "out-of-range", "a.site", "it is bad", Location(), "1", "2")
-    try:
-        disk = hung_disk(tmp_path / "disk")
-        disk.__enter__()
-    except OSError as e:
-        pytest.skip(f"no file system can be mounted here: {e}")
-    try:
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(hung_disk(tmp_path / "disk"))
+        except OSError as e:
+            pytest.skip(f"no file system can be mounted here: {e}")
         settings = Settings(debug=True, debug_dir=tmp_path / "disk" / "dumps")
         trap = Trap(settings, Describer(Recorder(4)))
         for problem in ("has not answered in 1 s", "still has not answered an earlier call"):
@@ -78,7 +78,5 @@ def test_a_finding_is_raised_although_the_disk_of_its_dump_hangs(tmp_path, monke
             assert problem in error.value.problem
             assert f"no dump:  the disk of {settings.debug_dir} " in caplog.text
         assert len(threads()) == 1
-    finally:
-        disk.__exit__(None, None, None)
     wait_for_all()
     assert f"g4debug: the disk of {settings.debug_dir} has answered after" in caplog.text
