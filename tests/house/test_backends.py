@@ -27,13 +27,15 @@ PACKAGES = {
 
 
 def names() -> dict[str, str]:
-    """What a backend is called in code -> its adapter's name: itself, its class and its module."""
+    """What a backend is called in code -> its adapter's name: itself, its class and its module.
+
+    Class and module are known where this SGLang has the adapter's site.
+    """
     found = {}
     for adapter in adapters():
         path = targets.path(adapter.built)
-        assert path is not None
-        module, owner = path.split(".")[-3:-1]
-        found |= dict.fromkeys((adapter.name, module, owner), adapter.name)
+        called = () if path is None else path.split(".")[-3:-1]
+        found |= dict.fromkeys((adapter.name, *called), adapter.name)
     return found
 
 
