@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import importlib.util
 import os
@@ -16,7 +15,6 @@ import pytest
 import releases
 import torch
 from hypothesis import HealthCheck, settings
-from packaging.version import Version
 
 from g4debug import discovery
 from g4debug.hooking import targets
@@ -59,13 +57,6 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.path not in long)
 
 
-@functools.cache
-def newest() -> Version:
-    """The newest SGLang that there are pins for."""
-    pins = Path(__file__).parents[1].glob("requirements/sglang-*.txt")
-    return max(Version(path.stem.removeprefix("sglang-")) for path in pins)
-
-
 def pytest_runtest_setup(item):
     """Skip what belongs to other releases of SGLang than the installed one."""
     if targets.sglang_version() is None:
@@ -74,8 +65,8 @@ def pytest_runtest_setup(item):
     if takes and not item.config.getoption("--long"):
         pytest.skip(f"{takes.args[0]}: it runs with --long")
     once = item.get_closest_marker("once")
-    if once and targets.sglang_version() != newest():
-        pytest.skip(f"{once.args[0]}: it runs on {newest()}")
+    if once and not releases.is_newest():
+        pytest.skip(f"{once.args[0]}: it runs on {releases.newest()}")
     if item.get_closest_marker("v1_worker") and not releases.has_v1_worker():
         pytest.skip("this SGLang has no worker of FROZEN_KV_MTP for speculative decoding v1")
     for mark in item.iter_markers("written_for"):

@@ -13,6 +13,8 @@ from g4debug.autopsy import elf, examine, images, lines
 from g4debug.autopsy.core import Core, read
 from g4debug.autopsy.errors import CoreError
 
+pytestmark = pytest.mark.once("a core is read without SGLang")
+
 NAME = "decode-uninitialised"
 SECONDS = 5  # some 0.05 are needed
 SECTIONS = 40  # where the header has the place of the section table

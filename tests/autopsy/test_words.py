@@ -14,6 +14,8 @@ from g4debug.backends import adapters
 from g4debug.findings.memory_map import GIVEN_BACK, KV, SEGMENT, MemoryMap, MemoryRange
 from g4debug.findings.record import Autopsy, Finding, Location, PageEvent, Step, TrapRecord
 
+pytestmark = pytest.mark.once("a core is read without SGLang")
+
 GB = 1 << 30
 
 

@@ -12,6 +12,8 @@ import leave_it_on
 from measuring.overhead import Figure
 from test_overhead import rows
 
+pytestmark = pytest.mark.once("the code is ours alone")
+
 
 @pytest.mark.parametrize(
     ("low", "high", "rounds", "goal", "word"),

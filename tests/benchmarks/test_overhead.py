@@ -9,6 +9,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from measuring import overhead
 
+pytestmark = pytest.mark.once("the code is ours alone")
+
 
 def rows(times, batch=1):
     """times: (round, variant) -> the time per token of each request."""

@@ -11,6 +11,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import timeline
 from timeline import DRAFT, OTHER, TARGET, WAITS
 
+pytestmark = pytest.mark.once("the code is ours alone")
+
 STEPS, LENGTH = 5, 1000  # steps of a trace, us of each
 
 

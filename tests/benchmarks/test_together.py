@@ -16,6 +16,8 @@ import tracer_overhead
 from measuring import tracers
 from measuring.together import Crowd
 
+pytestmark = pytest.mark.once("the code is ours alone")
+
 PARENT = (
     "import subprocess, sys\n"
     "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"

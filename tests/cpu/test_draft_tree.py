@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from g4debug.cpu import draft_tree, softcap, verify_greedy
 
+pytestmark = pytest.mark.once("the code is ours alone")
+
 
 @st.composite
 def trees(draw):

@@ -14,6 +14,8 @@ from g4debug.cpu.flash_attention import (
     get_scheduler_metadata,
 )
 
+pytestmark = pytest.mark.once("the code is ours alone")
+
 PAGE, PAGES, HEADS, KV_HEADS, DIM = 4, 16, 4, 2, 8
 LENGTHS, QUERIES = (3, 9, 14), (3, 2, 1)
 

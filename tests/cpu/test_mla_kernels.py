@@ -17,6 +17,8 @@ from g4debug.cpu.mla_kernels import (
     trtllm_ragged_attention_deepseek,
 )
 
+pytestmark = pytest.mark.once("the code is ours alone")
+
 PAGES, HEADS, DIM, VALUE, SCALE = 6, 2, 12, 8, 0.3
 LENGTHS = (3, 70)
 NAMES = ("flash_mla_with_kvcache", "trtllm_batch_decode_with_kv_cache_mla")

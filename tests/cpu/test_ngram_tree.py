@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from g4debug.cpu import ngram_tree
 
+pytestmark = pytest.mark.once("the code is ours alone")
+
 MOST = 6
 
 

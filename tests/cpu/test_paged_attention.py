@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from g4debug.cpu import fault, paged_attention
 
+pytestmark = pytest.mark.once("the code is ours alone")
+
 PAGE = 4
 
 

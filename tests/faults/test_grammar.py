@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from g4debug.faults.grammar import SELECTORS, Action, Chain, GrammarError, Plan, parse
 
+pytestmark = pytest.mark.once("the code is ours alone")
+
 ON = Action("on")
 
 

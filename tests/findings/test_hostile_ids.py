@@ -14,6 +14,8 @@ from g4debug.settings import Settings
 from g4debug.trapping.describe import Describer
 from g4debug.trapping.trap import MOST_LINES, Trap, TrapError, lines
 
+pytestmark = pytest.mark.once("the code is ours alone")
+
 HOSTILE = "\x1b[2Jr\r\n[ERROR] forged\u202e\x00" + "x" * (1 << 20)
 
 

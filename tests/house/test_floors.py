@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import pytest
 
+pytestmark = pytest.mark.once("the code is ours alone")
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "g4debug"
 # Below every floor: the version, and the door of `python -m g4debug`, which only opens cli.

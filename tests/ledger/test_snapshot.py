@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from g4debug.ledger import shadow as shadows
 from g4debug.ledger import snapshot
+
+pytestmark = pytest.mark.once("the code is ours alone")
 
 PAGES, MAPPED = 9, 40
 # Without a GPU the kernel runs in Triton's interpreter (tests/conftest.py).

@@ -20,6 +20,8 @@ from sample_trap import sample_record
 from g4debug.findings.record import PageEvent, Tape, TrapRecord
 from g4debug.reporters import html
 
+pytestmark = pytest.mark.once("a report is made without SGLang")
+
 SAMPLES = {"page-table": sample_record, **KINDS}
 SOURCE = "/tmp/dumps/x.pt"
 EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>&\u202e\x1b[31m"

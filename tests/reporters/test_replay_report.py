@@ -18,6 +18,8 @@ from g4debug.reporters import replay, replay_html
 from g4debug.reporters.replay import Kept, Replayed, Scripted, Shrunk
 from g4debug.reporters.running import Process
 
+pytestmark = pytest.mark.once("a report is made without SGLang")
+
 RESULT = Replayed(
     code=0,
     text="reproduced: g4debug: kv-allocator in step 282: swa pages 2, 3 and 11 are freed twice",

@@ -33,6 +33,8 @@ from g4debug.findings.record import PageEvent
 from g4debug.reporters import _evidence, autopsy, json, listing, terminal, where
 from g4debug.reporters._evidence import table_view
 
+pytestmark = pytest.mark.once("a report is made without SGLang")
+
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 SOURCE = "/tmp/g4debug/g4debug-page-table-20260601T031415Z-4711-1.pt"
 LATER = (

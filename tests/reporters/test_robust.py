@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from record_strategies import TEXT, records
@@ -12,6 +13,8 @@ from record_strategies import TEXT, records
 from g4debug.cli import make_console
 from g4debug.findings.record import Holding, PageEvent, Transition, TrapRecord
 from g4debug.reporters import compare, diff, html, terminal
+
+pytestmark = pytest.mark.once("a report is made without SGLang")
 
 ANY = st.integers() | st.just(1 << 2000)
 LONG = TEXT | st.sampled_from(["x" * 300, "word " * 99, "\n\u202e\x1b[0m", "  "])

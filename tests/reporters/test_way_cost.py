@@ -21,6 +21,8 @@ from g4debug.cli.trace import one_of
 from g4debug.findings.record import PageEvent, RequestEvent, Step, TrapRecord
 from g4debug.reporters import trace, way
 
+pytestmark = pytest.mark.once("a report is made without SGLang")
+
 RID = "r"
 SMALL, LARGE = 200, 800  # events
 

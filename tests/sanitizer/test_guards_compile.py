@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.once("Triton is the same with all releases, and the kernels are ours")
+
 ROOT = Path(__file__).resolve().parents[2]
 COMPILE = """
 import os, re, subprocess, sys, tempfile

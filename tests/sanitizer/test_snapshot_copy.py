@@ -13,6 +13,8 @@ from g4debug.ledger import shadow as shadows
 from g4debug.sanitizer import snapshot_copy
 from g4debug.sanitizer.snapshot_copy import Copy, launch, reference
 
+pytestmark = pytest.mark.once("Triton is the same with all releases, and the kernels are ours")
+
 
 def test_the_interpreter_really_runs_the_kernel():
     from triton.runtime.interpreter import InterpretedFunction

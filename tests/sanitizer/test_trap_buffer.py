@@ -21,6 +21,8 @@ from g4debug.tracers.page_table.checked_table import cell_of
 from g4debug.tracers.page_table.report import describe
 from g4debug.tracers.page_table.tracer import PageTableTracer
 
+pytestmark = pytest.mark.once("Triton is the same with all releases, and the kernels are ours")
+
 CPU = torch.device("cpu")
 MAILBOXES = 3
 

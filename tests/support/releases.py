@@ -12,12 +12,27 @@ import pkgutil
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
+from packaging.version import Version
 
 from g4debug.hooking import targets
+
+
+@cache
+def newest() -> Version:
+    """The newest SGLang that there are pins for."""
+    pins = Path(__file__).parents[2].glob("requirements/sglang-*.txt")
+    return max(Version(path.stem.removeprefix("sglang-")) for path in pins)
+
+
+def is_newest() -> bool:
+    """True on the newest SGLang. Where examples are drawn, the older releases get fewer of them."""
+    return targets.sglang_version() == newest()
 
 
 def has(module: str) -> bool:

@@ -12,6 +12,8 @@ from g4debug.tracers.kv_allocator.check import (
     in_window,
 )
 
+pytestmark = pytest.mark.once("the code is ours alone")
+
 PAGES = 10
 
 

@@ -14,6 +14,7 @@ from g4debug.tracers.kv_integrity.kernels import NOT_FINITE, STAMPED_WORD, Launc
 from g4debug.tracers.kv_integrity.kv_pages import STAMP, WORDS, KvPages
 
 pytestmark = [
+    pytest.mark.once("Triton is the same with all releases, and the kernels are ours"),
     # An int64 sum that wraps is meant to.
     pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter"),
 ]

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from g4debug.tracers.page_table.check import Kind, check_page_table
 
+pytestmark = pytest.mark.once("the code is ours alone")
+
 
 def check(case: Case):
     return check_page_table(

@@ -29,9 +29,12 @@ from g4debug.tracers.page_table import guard as page_guard
 from g4debug.tracers.page_table.check import Kind
 from g4debug.tracers.page_table.guard import TrapBuffer
 
-pytestmark = pytest.mark.skipif(
-    torch.cuda.is_available(), reason="the kernel is compiled here: tests/gpu runs it"
-)
+pytestmark = [
+    pytest.mark.once("Triton is the same with all releases, and the kernels are ours"),
+    pytest.mark.skipif(
+        torch.cuda.is_available(), reason="the kernel is compiled here: tests/gpu runs it"
+    ),
+]
 CPU = torch.device("cpu")
 
 

@@ -20,9 +20,12 @@ from g4debug.tracers.page_table import token_check, token_guard
 from g4debug.tracers.page_table.check import Kind, Truth
 from g4debug.tracers.page_table.token_check import Repair
 
-pytestmark = pytest.mark.skipif(
-    torch.cuda.is_available(), reason="the kernel is compiled here: tests/gpu runs it"
-)
+pytestmark = [
+    pytest.mark.once("Triton is the same with all releases, and the kernels are ours"),
+    pytest.mark.skipif(
+        torch.cuda.is_available(), reason="the kernel is compiled here: tests/gpu runs it"
+    ),
+]
 CPU = torch.device("cpu")
 FUNCTIONS = (token_guard.launch, token_check.reference)
 

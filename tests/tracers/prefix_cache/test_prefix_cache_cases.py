@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import releases
 import torch
 
 from g4debug.hooking import targets
@@ -142,7 +143,7 @@ def test_a_census_finds_what_is_lost(told, case):
     assert found["kind"] == LOST[case], found
 
 
-@pytest.mark.parametrize("seed", [2, 3])
+@pytest.mark.parametrize("seed", [2, 3] if releases.is_newest() else [2])
 def test_whatever_sglang_finds_a_census_finds(seed):
     """With other loads, and in all kinds of cases: SGLang's own check is never alone."""
     cases = [case for case in LOST if case not in IN_PYTHON]

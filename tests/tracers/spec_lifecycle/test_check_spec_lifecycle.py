@@ -26,6 +26,8 @@ from g4debug.tracers.spec_lifecycle.check import (
     check_written,
 )
 
+pytestmark = pytest.mark.once("the code is ours alone")
+
 STATES = (IDLE, DRAFT, VERIFY, EXTEND, "NgramVerifyInput")
 
 

@@ -16,6 +16,7 @@ from g4debug.fixes.paths.kernels._rows import Cut
 from g4debug.fixes.paths.kernels.gelu_mul import Tile
 
 pytestmark = [
+    pytest.mark.once("Triton is the same with all releases, and the kernels are ours"),
     pytest.mark.skipif(
         torch.cuda.is_available(), reason="the kernels are compiled here: tests/gpu runs them"
     ),

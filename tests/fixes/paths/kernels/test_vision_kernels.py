@@ -17,6 +17,7 @@ from g4debug.fixes.paths.kernels._rows import Cut, Tile
 from g4debug.fixes.paths.kernels.clipped_norm_add import Next
 
 pytestmark = [
+    pytest.mark.once("Triton is the same with all releases, and the kernels are ours"),
     pytest.mark.skipif(
         torch.cuda.is_available(), reason="the kernels are compiled here: tests/gpu runs them"
     ),
