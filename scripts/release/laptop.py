@@ -40,7 +40,8 @@ def main() -> int:
         for command, code, words in COMMANDS:
             done = subprocess.run(
                 [python.with_name("g4debug"), *command],
-                cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+                cwd=folder, text=True, check=False,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             )  # fmt: skip
             ok = done.returncode == code and words in done.stdout
             print("ok  " if ok else "BAD ", "g4debug", *(Path(c).name for c in command))

@@ -1,8 +1,8 @@
 """Runs at the start of every Python process of the CPU engine: this folder is first in PYTHONPATH.
 
-It lets no process of SGLang outlive its parent, prepares torchvision's operators, lets the garbage
-collector run less often and lets it see everything at the end. Then it runs the `sitecustomize` that this one hides, if there is
-one.
+It lets no process of SGLang outlive its parent, prepares torchvision's operators, and lets the
+garbage collector run less often, and see everything at the end. Then it runs the `sitecustomize`
+that this one hides, if there is one.
 """
 
 import atexit
