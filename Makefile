@@ -59,7 +59,7 @@ dist: env ## Build the release of the last commit into dist/, twice, and check i
 laptop: ## Install the wheel in dist/ into an empty environment, and open a dump there
 	@exec "$${PYTHON:-python3}" scripts/release/laptop.py
 
-beside: env ## Install the wheel in dist/ beside this SGLang, without the clone, and serve with it there
+beside: env ## Install the wheel in dist/ beside this SGLang, without the clone, and run doctor there
 	@exec "$(RUN)" scripts/release/beside.py
 
 site: env ## Build the documentation as a site, in build/site; a link that leads nowhere is an error
