@@ -12,7 +12,7 @@ PYTHON ?=
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test matrix soak healthy fuzz history versions lint site dist laptop env clean distclean
+.PHONY: help demo test matrix soak healthy fuzz history versions lint site dist laptop beside env clean distclean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -58,6 +58,9 @@ dist: env ## Build the release of the last commit into dist/, twice, and check i
 
 laptop: ## Install the wheel in dist/ into an empty environment, and open a dump there
 	@exec "$${PYTHON:-python3}" scripts/release/laptop.py
+
+beside: env ## Install the wheel in dist/ beside this SGLang, without the clone, and run doctor there
+	@exec "$(RUN)" scripts/release/beside.py
 
 site: env ## Build the documentation as a site, in build/site; a link that leads nowhere is an error
 	@NO_MKDOCS_2_WARNING=1 "$(RUN)" -m mkdocs build --strict -f docs/site/mkdocs.yml

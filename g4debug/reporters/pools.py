@@ -64,7 +64,7 @@ def model_line(plan: Plan) -> str:
     shared = f", {g.kv_shared} of them KV-shared" if g.kv_shared else ""
     return (
         f"{g.full_layers} full + {g.swa_layers} sliding layers{shared}, window {g.window}, {kind}; "
-        f"{plan.memory.kv_bytes / (1 << 30):.1f} GiB for KV"
+        f"{plan.memory.kv_bytes / (1 << 30):.1f}GiB for KV"
         + (f" on each of {plan.memory.tp} GPUs" if plan.memory.tp > 1 else "")
     )
 

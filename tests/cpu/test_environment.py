@@ -124,6 +124,15 @@ def test_a_spawned_process_whose_parent_was_gone_before_it_began_ends(parent):
     assert (done.returncode, done.stdout) == expected, done.stderr
 
 
+@no_cuda
+def test_a_process_in_which_sglang_froze_the_collector_ends_quietly():
+    """SGLang does it in each process of a server that is up, and never undoes it."""
+    pytest.importorskip("triton")
+    code, out, said = run("-c", "import gc, triton.language; gc.freeze(); print('end')")
+    assert (code, out) == (0, "end")
+    assert said == ""
+
+
 def test_the_users_flags_win(monkeypatch, tmp_path):
     toy = dataclasses.replace(TOY, models=lambda: (tmp_path / "t", tmp_path / "a"))
     monkeypatch.setattr(server.toys, "load", lambda name: toy)
