@@ -12,6 +12,10 @@ Pages = np.ndarray[Any, np.dtype[np.int64]]  # page or token indices, 1-D
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
 DEPTH = 8  # events known of each page
 TAILS = 4096  # so many requests' last pages are known
+# So few pages are looked at one by one: an operation of numpy costs as much as some ten pages in a
+# loop, whatever their number, and a question takes several of them.
+FEW = 16
+FEW_ENTERED = 8  # so few are entered one by one: each takes six stores
 _FIRST = np.ones(1, dtype=np.bool_)
 
 
@@ -24,10 +28,13 @@ def on_host(indices: torch.Tensor) -> Pages:
 def distinct(values: Pages) -> Pages:
     """``values``, sorted, each once. The same as np.unique, in a fraction of its time.
 
-    Most events are of a few pages, and a prefill that evicts makes dozens of them.
+    Most events are of a few pages, and a prefill that evicts makes dozens of them. It may be
+    ``values`` itself.
     """
-    if len(values) < 2:
-        return values
+    if len(values) <= FEW:
+        few = values.tolist()
+        once = sorted(set(few))
+        return values if once == few else np.array(once, dtype=values.dtype)
     found = np.sort(values)
     new = found[1:] != found[:-1]
     return found if new.all() else found[np.concatenate((_FIRST, new))]
@@ -84,12 +91,15 @@ class PoolLedger:
         """Enter the event ``serial`` of these pages. Those that are not in the pool are skipped.
 
         holds: whether the pages are held after it, None for no change. positions: the position of
-        each page's first token in the request.
+        each page's first token in the request, as many as there are pages.
+
+        Raises ValueError if there are not as many positions as pages, all of them in the pool.
         """
-        inside: Any = self.inside(pages)
+        if len(pages) <= FEW_ENTERED:
+            self._enter_few(pages.tolist(), serial, holds, request, positions)
+            return
+        inside = self.inside(pages)
         known: Any = -1 if positions is None or len(inside) != len(pages) else positions
-        if len(pages) == len(inside) == 1:  # ten times as fast as arrays of one element
-            inside, known = int(pages[0]), -1 if positions is None else int(positions[0])
         self.recent[inside, self._turn[inside] % DEPTH] = serial
         self._turn[inside] += 1
         if holds is None:
@@ -103,9 +113,55 @@ class PoolLedger:
             self.position[inside] = known
             self.partner[inside] = 0
 
+    def _enter_few(
+        self,
+        pages: list[int],
+        serial: int,
+        holds: bool | None,
+        request: str,
+        positions: Pages | list[int] | None,
+    ) -> None:
+        """The same as :meth:`enter`, page by page.
+
+        tests/ledger/test_few_pages.py holds the two against each other.
+        """
+        ends, end = pages[-1:], self.pages
+        if pages and not (min(pages) > 0 and max(pages) < end):
+            pages, positions = [p for p in pages if 0 < p < end], None
+        for page in set(pages):  # one that is given twice has one event
+            turn = int(self._turn[page])
+            self.recent[page, turn % DEPTH] = serial
+            self._turn[page] = turn + 1
+            if holds is not None:
+                self.held[page] = holds
+        if not holds:
+            return
+        if request and ends:
+            self.ends_in(request, ends[0])
+        known = [-1] * len(pages) if positions is None else positions
+        for page, position in zip(pages, known, strict=True):
+            self.ever[page] = True
+            self.owner[page] = request
+            self.position[page] = position
+            self.partner[page] = 0
+
     def inside(self, pages: Pages) -> Pages:
-        """Selects from ``pages`` the ones in this pool, without the reserved page 0."""
+        """Selects from ``pages`` the ones in this pool, without the reserved page 0.
+
+        It may be ``pages`` itself.
+        """
+        if 0 < len(pages) <= FEW:
+            few = pages.tolist()
+            if min(few) > 0 and max(few) < self.pages:
+                return pages
         return pages[(pages > 0) & (pages < self.pages)]
+
+    def owners(self, pages: Pages) -> set[str]:
+        """The requests that these pages were handed out for last, '' for one that is not known."""
+        if len(pages) <= FEW:
+            end, owner = self.pages, self.owner
+            return {owner[page] for page in pages.tolist() if 0 < page < end}
+        return set(self.owner[self.inside(pages)])
 
     def outside(self, tokens: Pages) -> Pages:
         """The pages, each once, of those of these token indices that this pool does not have."""

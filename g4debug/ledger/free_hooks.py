@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from g4debug.hooking.free_group import in_free_group
-from g4debug.ledger.books import Flags, Pages, Pairs, PoolLedger, distinct, on_host
+from g4debug.ledger.books import FEW, Flags, Pages, Pairs, PoolLedger, distinct, on_host
 from g4debug.ledger.callsite import caller
 from g4debug.ledger.free_lists import FreeLists
 from g4debug.ledger.pool_registry import PoolRegistry
@@ -146,7 +146,7 @@ class FreeHooks:
         """Enter that these pages come back. Returns those that a listener lets through."""
         found = pages
         for kind, part in self._kinds(pool, pages):
-            owners = set(pool.owner[pool.inside(part)])
+            owners = pool.owners(part)
             whose = f"{len(owners)} requests" if len(owners) > 1 else "".join(owners)
             freed = self.ledger.enter(pool, kind, part, holds=False, request=whose, caller=where)
             if freed is not part:
@@ -347,8 +347,16 @@ class FreeHooks:
 def _distinct_pairs(first: Pages, second: Pages) -> tuple[Pages, Pages]:
     """The pairs (first[i], second[i]), sorted, each once, in a third of np.unique's time.
 
-    An eviction asks for each of its nodes, dozens of times before a prefill.
+    An eviction asks for each of its nodes, dozens of times before a prefill. They may be the arrays
+    that were given.
     """
+    if len(first) <= FEW:
+        few = list(zip(first.tolist(), second.tolist(), strict=True))
+        once = sorted(set(few))
+        if once == few:
+            return first, second
+        pairs = np.array(once, dtype=np.int64)
+        return pairs[:, 0], pairs[:, 1]
     order = np.lexsort((second, first))
     first, second = first[order], second[order]
     new = np.ones(len(order), dtype=np.bool_)

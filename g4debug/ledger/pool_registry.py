@@ -54,19 +54,31 @@ class PoolRegistry:
 
     def once(self, entry: Callable[..., Any]) -> Callable[..., Any]:
         """The same for a function that is called once, later. The ledger does not remember it."""
-        ledger, isolated = self.ledger, self._isolated(entry, False)
+        ledger, failed = self.ledger, self._failed
 
+        # Not by way of Isolated: one is made for each event, and called once.
         def unless_given_up(*args: Any) -> Any:
-            return None if ledger.broken else isolated(*args)
+            if ledger.broken:
+                return None
+            try:
+                return entry(*args)
+            except TrapError:
+                raise
+            except Exception as e:
+                failed(entry, e)
+                return None
 
         return unless_given_up
 
     def _isolated(self, hook: Callable[..., Any], watches: bool) -> Isolated:
         def failed(error: Exception) -> None:
-            name = getattr(hook, "__name__", "a hook")
-            self.ledger.give_up(f"it failed in {name}: {type(error).__name__}: {error}", error)
+            self._failed(hook, error)
 
         return Isolated(hook, failed, watches=watches, lets=(TrapError,))
+
+    def _failed(self, hook: Callable[..., Any], error: Exception) -> None:
+        name = getattr(hook, "__name__", "a hook")
+        self.ledger.give_up(f"it failed in {name}: {type(error).__name__}: {error}", error)
 
 
 def _is_sglangs(allocator: Any) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from g4debug.ledger.books import Flags, Pages
+from g4debug.ledger.books import Flags, Pages, distinct
 from g4debug.tracers.prefix_cache.contents import Contents
 from g4debug.tracers.prefix_cache.digests import Digests
 
@@ -65,8 +65,8 @@ def handed_over(
     lent: how many of the first ones the prefix cache lent. placed: our record of a page's position
     is from the request's present life, not from before a retraction.
     """
-    unique, counts = np.unique(pages, return_counts=True)
-    if len(unique) < len(pages):
+    if len(distinct(pages)) < len(pages):
+        unique, counts = np.unique(pages, return_counts=True)
         page = int(unique[counts > 1][0])
         at = int((pages == page).nonzero()[0][1])
         return Violation("twice", at, page)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from g4debug.ledger.books import Flags, Pages
+from g4debug.ledger.books import FEW, Flags, Pages
 from g4debug.tracers.prefix_cache.digests import Digests
 
 
@@ -48,7 +48,12 @@ class Contents:
         self.column[at] = new.nonzero()[0]
 
     def forget(self, pages: Pages) -> None:
-        self.digest[self.inside(pages)] = 0
+        if len(pages) > FEW:
+            self.digest[self.inside(pages)] = 0
+            return
+        for page in pages.tolist():
+            if 0 < page < self.pages:
+                self.digest[page] = 0
 
     def clear(self) -> None:
         self.digest[:] = 0
