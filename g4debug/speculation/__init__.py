@@ -33,15 +33,14 @@ def replayed(release: str) -> frozenset[str]:
 
     Whichever SGLang is installed here: a dump may be of another one.
     """
-    from packaging.version import Version
+    from packaging.specifiers import SpecifierSet
 
     modules = (importlib.import_module(name) for name in _names())
     found = (module.ADAPTER for module in modules if hasattr(module, "ADAPTER"))
     return frozenset(
         adapter.name
         for adapter in found
-        if adapter.replayed
-        and (not adapter.releases or targets.matches(adapter.releases, Version(release)))
+        if adapter.replayed and SpecifierSet(adapter.releases).contains(release)
     )
 
 
