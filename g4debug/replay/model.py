@@ -90,8 +90,7 @@ def chosen(
     Raises NoToy.
     """
     algorithm = facts.get("speculative_algorithm")
-    known = {a.name for a in speculation.adapters() if a.replayed}
-    if algorithm is not None and algorithm not in known:
+    if algorithm is not None and algorithm not in speculation.replayed(release):
         raise NoToy(f"the speculative algorithm {algorithm} was never replayed")
     if (facts.get("speculative_eagle_topk") or 1) != 1:
         raise NoToy("several draft paths (speculative_eagle_topk) were never replayed")

@@ -20,6 +20,10 @@ class CannotReplay(Exception):
     """The text says why, after "cannot be replayed, because"."""
 
 
+class NeverReplayed(CannotReplay):
+    """No server like this one was ever replayed. Nothing is wrong with its tape."""
+
+
 RELEASES = (  # on which replays were run
     "0.5.12.post1", "0.5.13.post1", "0.5.14", "0.5.15.post1", "0.5.18", "0.5.23"
 )  # fmt: skip
@@ -87,7 +91,7 @@ def recording_of(record: TrapRecord) -> tuple[Tape, Recording]:
 
 
 def setting_of(record: TrapRecord, on: Tape, recording: Recording) -> Setting:
-    """Raises CannotReplay."""
+    """Raises CannotReplay, and NeverReplayed if no toy stands for this server."""
     facts = on.scheduler
     notes: list[str] = []
     release = record.versions.get("sglang", "")
@@ -113,7 +117,7 @@ def setting_of(record: TrapRecord, on: Tape, recording: Recording) -> Setting:
             _whole(record.geometry, "context_len"),
         )
     except NoToy as e:
-        raise CannotReplay(str(e)) from e
+        raise NeverReplayed(str(e)) from e
     arguments = _arguments(record, facts, model, notes)
     serves = str(record.geometry.get("serves", ""))
     if serves and not serves.startswith(model.architecture):

@@ -19,10 +19,29 @@ from g4debug.speculation.base import Adapter as Adapter
 @cache
 def adapters() -> tuple[Adapter, ...]:
     """The adapters for the installed SGLang, by the names of their files."""
-    names = sorted(f"{__name__}.{m.name}" for m in pkgutil.iter_modules(__path__) if not m.ispkg)
-    modules = [older_module(name) or importlib.import_module(name) for name in names]
+    modules = [older_module(name) or importlib.import_module(name) for name in _names()]
     found = [module.ADAPTER for module in modules if hasattr(module, "ADAPTER")]
     return tuple(adapter for adapter in found if targets.is_for(adapter.releases))
+
+
+def _names() -> list[str]:
+    return sorted(f"{__name__}.{m.name}" for m in pkgutil.iter_modules(__path__) if not m.ispkg)
+
+
+def replayed(release: str) -> frozenset[str]:
+    """The algorithms of a release of SGLang with which ``g4debug replay`` was run.
+
+    Whichever SGLang is installed here: a dump may be of another one.
+    """
+    from packaging.specifiers import SpecifierSet
+
+    modules = (importlib.import_module(name) for name in _names())
+    found = (module.ADAPTER for module in modules if hasattr(module, "ADAPTER"))
+    return frozenset(
+        adapter.name
+        for adapter in found
+        if adapter.replayed and SpecifierSet(adapter.releases).contains(release)
+    )
 
 
 def adapter(name: str) -> Adapter:

@@ -66,16 +66,25 @@ def replayed(folder: Path) -> tuple[bool, str]:
 
     It passes if all steps are equal and nothing is found, or if the tape says what it cannot carry.
     So it does if it could not carry something until it began anew in an idle server: which pages
-    the prefix cache had by then is not known.
+    the prefix cache had by then is not known. And so it does if no server like this one was ever
+    replayed, of which ``g4debug replay`` says so.
     """
     from g4debug.dumps import reading
+    from g4debug.replay import setting
 
-    tape = reading.read(folder / NAME).tape
+    record = reading.read(folder / NAME)
+    tape = record.tape
     if tape is None:
         return False, "the server had no tape"
     limits = tape.limits or (tape.ended if tape.begins == "idle" else ())
     if limits:
         return True, f"no: {'; '.join(limits)}"
+    try:
+        setting.setting_of(record, *setting.recording_of(record))
+    except setting.NeverReplayed as e:
+        return True, f"no: {e}"
+    except setting.CannotReplay as e:
+        return False, f"cannot be replayed, because {e}"
     try:
         told = replay(
             folder / NAME, folder, without_switches(), SECONDS, "--pages-only", limit=2 * SECONDS

@@ -222,12 +222,13 @@ def test_a_finding_on_a_server_without_sliding_layers(
     assert result["pages_compared"] >= 1
 
 
-@pytest.mark.long("two engines, and a replay of each")
+@pytest.mark.long("three engines, and a replay of each")
 @pytest.mark.once(POOLS)
 @pytest.mark.parametrize(
     "engine",
     [
         {"model": "llama"},
+        {"model": "qwen3"},  # Llama's toy stands for it, too
         {"model": "llama", "draft": "eagle"},
     ],
     ids=lambda engine: " ".join(map(str, engine.values())),

@@ -43,6 +43,13 @@ def test_a_worker_is_known_on_the_releases_that_were_run(at, release, known):
     assert set(OTHERS) <= names if known else not set(OTHERS) & names
 
 
+@pytest.mark.parametrize("installed", [None, "0.5.12.post1", "0.5.23"])
+def test_what_was_replayed_hangs_on_the_dumps_release_alone(at, installed):
+    at(installed)
+    assert speculation.replayed("0.5.23") == {"EAGLE", "FROZEN_KV_MTP"}
+    assert speculation.replayed("0.5.12.post1") == {"FROZEN_KV_MTP"}
+
+
 def test_a_server_has_the_adapter_of_its_algorithm(sglang, at):
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
