@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from g4debug.hooking import targets
@@ -71,9 +72,7 @@ class PoolRegistry:
         return unless_given_up
 
     def _isolated(self, hook: Callable[..., Any], watches: bool) -> Isolated:
-        def failed(error: Exception) -> None:
-            self._failed(hook, error)
-
+        failed = partial(self._failed, hook)
         return Isolated(hook, failed, watches=watches, lets=(TrapError,))
 
     def _failed(self, hook: Callable[..., Any], error: Exception) -> None:

@@ -14,8 +14,6 @@ import production_files
 import pytest
 import yaml
 
-pytestmark = pytest.mark.once("the code is ours alone")
-
 ROOT = Path(__file__).resolve().parents[2]
 SITE = ROOT / "docs" / "site"
 # A scheduler's metrics by way of the files that a server's /metrics is made of.

@@ -24,7 +24,6 @@ from g4debug.tracers.kv_writes.check import (
 )
 
 pytestmark = [
-    pytest.mark.once("Triton is the same with all releases, and the kernels are ours"),
     pytest.mark.once("what it tests is the same code on every release"),
     pytest.mark.skipif(
         torch.cuda.is_available(), reason="the kernel is compiled here: tests/gpu runs it"
