@@ -50,11 +50,12 @@ def geometries() -> dict[str, dict[str, Any]]:
 
 
 def paths() -> list[str]:
-    """The performance paths of this checkout."""
+    """The performance paths that were written for this SGLang."""
     from g4debug import discovery
 
     names = discovery.names("fix")
-    return [n for n in names if discovery.load("fix", n).eligible]
+    found = {n: discovery.load("fix", n) for n in names}
+    return [n for n, path in found.items() if path.eligible and path.is_for_this_release]
 
 
 def engine(model: Path, overrides: dict[str, Any]) -> dict[str, Any]:

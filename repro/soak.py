@@ -158,9 +158,9 @@ def main() -> int:
     console = Console(highlight=False)
     with logs("soak", console, "The logs and dumps are kept in:", args.keep) as kept:
         plain = run(False, args, kept.folder, console)
-        render.say(console, f"Without tracers: {_line(plain)}", hang=4)
+        told(console, "Without tracers", plain)
         armed = run(True, args, kept.folder, console)
-        render.say(console, f"With every tracer: {_line(armed)}", hang=4)
+        told(console, "With every tracer", armed)
         wrong = stayed_on_v1(armed.text) if args.v2 else ""
         for said in filter(None, (wrong, unstressed(armed.text))):
             render.say(console, said, hang=4, style="red" if said == wrong else "yellow")
@@ -207,6 +207,13 @@ def _same(one: dict[str, Any], other: dict[str, Any] | None, v2: bool) -> bool:
         return False
     shorter, longer = sorted((one["tokens"], other["tokens"]), key=len)
     return bool(longer[: len(shorter)] == shorter)
+
+
+def told(console: Console, name: str, run: Outcome) -> None:
+    """Print the line of a run; if it died, the last lines of the scheduler's traceback, too."""
+    render.say(console, f"{name}: {_line(run)}", hang=4)
+    if not run.completed:
+        console.print("\n".join(run.traceback()), markup=False, soft_wrap=True)
 
 
 def _line(run: Outcome) -> str:

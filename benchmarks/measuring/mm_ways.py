@@ -100,19 +100,22 @@ def profile(ways: Ways, items: list[Any], cuda: bool, out: Path) -> None:
 def summarise(rows: list[dict[str, Any]]) -> None:
     """Print medians, paired speed-ups and errors. SystemExit if a pass took too much memory."""
     budget = rows[0]["budget_bytes"]
+    whole = rows[0]["end_to_end_s"] != ""
+    timed = ("encoder_s", "end_to_end_s") if whole else ("encoder_s",)
     print("tower     way       encoder ms   end to end ms   peak MiB   rel. error   same token")
     peaks = {}
     for way in WAYS:
         mine = [r for r in rows if r["way"] == way]
-        ms = [statistics.median(r[n] for r in mine) * 1000 for n in ("encoder_s", "end_to_end_s")]
+        ms = [f"{statistics.median(r[n] for r in mine) * 1000:.2f}" for n in timed]
+        ms += ["not here"] * (2 - len(ms))
         peaks[way] = max(r["peak_bytes"] for r in mine)
         error = max(float(r["relative_error"]) for r in mine)
-        same = f"{sum(r['same_token'] for r in mine)} of {len(mine)}"
+        same = f"{sum(r['same_token'] for r in mine)} of {len(mine)}" if whole else "not here"
         print(
-            f"{mine[0]['tower']:8s}  {way:8s}  {ms[0]:10.2f}   {ms[1]:13.2f}   "
+            f"{mine[0]['tower']:8s}  {way:8s}  {ms[0]:>10s}   {ms[1]:>13s}   "
             f"{peaks[way] / 2**20:8.0f}   {error:10.1e}   {same:>10s}"
         )
-    for name in ("encoder_s", "end_to_end_s"):
+    for name in timed:
         rounds = by_round(rows, "way", name)
         for way in WAYS[1:]:
             what = f"{way} over alone, {name.removesuffix('_s').replace('_', ' ')}"

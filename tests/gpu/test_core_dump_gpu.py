@@ -46,6 +46,7 @@ def crashed(folder: Path, workload: str = E4B, **environ: str) -> tuple[TrapReco
     assert status != 0, log[-3000:]
     assert len(dumps) == 1, log[-5000:]
     record = reading.read(dumps[0])
+    assert record.steps, log[-8000:]
     took = dumps[0].stat().st_mtime - record.steps[-1].time_ns / 1e9
     return record, log, took
 
