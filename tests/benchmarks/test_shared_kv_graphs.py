@@ -1,4 +1,4 @@
-"""Why yoco.py measures prefills without CUDA graphs: with them SGLang refuses shared KV at start."""
+"""Why yoco.py measures prefills without CUDA graphs: they refuse layers with another's KV."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ SETUP = "sglang.srt.model_executor.model_runner_components.cuda_graph_setup"
 LAYERS = "sglang.srt.model_executor.model_runner_components.layer_setup"
 
 
-def test_sglangs_graphs_of_a_prefill_refuse_layers_that_read_anothers_kv(_sglang_imported) -> None:
+@pytest.mark.usefixtures("_sglang_imported")
+def test_sglangs_graphs_of_a_prefill_refuse_layers_that_read_anothers_kv() -> None:
     from g4debug.cpu.models import tiny_models
 
     if not releases.has(SETUP):
