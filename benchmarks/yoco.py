@@ -8,8 +8,8 @@ its own CSV, with its name in it.
 
 The servers run on one GPU and take turns in changing order. They have triton attention, no radix
 cache, and the geometry of the published model with seeded weights. All else is SGLang's default,
-also whether a prefill has CUDA graphs. --only names the servers: with E4B three do not fit into
-80 GB.
+also whether a prefill has CUDA graphs (from 0.5.21 on it has none: fix shared-kv-graphs). --only
+names the servers: with E4B three do not fit into 80 GB.
 
 The weights are random, so the best tokens of a prompt are close to each other. So even with the
 path off the first token depends on what else is in the chunk. How often that happens is measured,
@@ -44,13 +44,8 @@ from typing import Any
 from measuring import options, results
 from measuring.servers import Server, Variant, all_up, in_turns
 
-from g4debug.fixes.source import exists
-
 OFF, ON = {"SGLANG_GEMMA4_YOCO": "0"}, {"SGLANG_GEMMA4_YOCO": "1"}
 EAGER = {"disable_piecewise_cuda_graph": True}
-# What refuses layers without K and V of their own in a prefill's CUDA graphs, where SGLang has it.
-REFUSES = "sglang.srt.model_executor.model_runner_components.cuda_graph_setup."
-REFUSES += "index_attention_layers_by_global_id"
 LENGTHS = (32, 128, 512, 1024, 2048, 4096, 8192)
 
 
@@ -139,9 +134,6 @@ def measure(args: Any, folder: Path) -> list[dict[str, Any]]:
     model.mkdir()
     (model / "config.json").write_text(json.dumps(config(name)))
     base = arguments(model, device, 16_384 if sweep else count * (length + 64))
-    if exists(REFUSES):
-        print("prefills without CUDA graphs: with them this SGLang does not start with this model")
-        base |= EAGER
     lengths = [n for n in LENGTHS if n <= length or device == "cuda"] if sweep else [length]
     batch, tokens = (1, 1) if sweep else (count, 10)
     rows: list[dict[str, Any]] = []

@@ -213,6 +213,11 @@ _PLACES: dict[str, str | Places] = {
         "model_executor.piecewise_cuda_graph_runner.PiecewiseCudaGraphRunner.can_run",
         "model_executor.runner.prefill_cuda_graph_runner.PrefillCudaGraphRunner.can_run_graph",
     ),
+    # Where the graphs of a prefill are captured, or it is decided that there are none.
+    "graphs.capture_prefill": _since(
+        "0.5.21",
+        "model_executor.model_runner_components.cuda_graph_setup.capture_prefill_graph",
+    ),
     # A prefill outside of CUDA graphs runs on a copy of its batch.
     "runner.eager_load_batch": _since(
         "0.5.15", "model_executor.runner.eager_runner.EagerRunner.load_batch"

@@ -19,23 +19,22 @@ HEAD = """# Triage
 
 <!-- made by `python -m g4debug.triage.page > TRIAGE.md`; edit g4debug/triage/entries -->
 
-You have a log, or you see something that is wrong. `g4debug triage server.log` finds the first
-cause in it; `g4debug triage 17` prints entry 17. [docs/cases](docs/cases) has what was run, line
-numbers and refuted theories.
+You have a log. `g4debug triage server.log` finds the first cause in it; `g4debug triage 17` prints
+entry 17. [docs/cases](docs/cases) has what was run, line numbers and refuted theories.
 
 "In force" means: by itself, where the installed SGLang has the bug; `g4debug fixes` says so.
-Numbers such as #29352 are upstream's threads. "Seed PR" is a pull request of the fork pyc96/sglang.
+Numbers such as #29352 are upstream's threads.
 
 ## Find your entry
 
-Search this page for a piece of your log line without its numbers and names. `…` stands for them.
+Search for a piece of your log line without numbers and names; `…` stands for them.
 The `FIX` line of `g4debug show` names an entry by its heading.
 """
 FOUND = "There is a finding of g4debug"
 BEHIND = """
-The log line begins with `g4debug:` and the name of the check. `g4debug show` prints the second
-column as `CHECK`. On `triton` a line of `page-table` says `token` where this table says `page`. A
-line "g4debug fault (seed=…)" means that somebody injects faults on purpose: it is a drill.
+The line begins with `g4debug:` and the check; `g4debug show` prints the second column as `CHECK`.
+On `triton`, `page-table` says `token` where this table says `page`. A line "g4debug fault
+(seed=…)" is a drill: somebody injects faults.
 """
 SECTIONS = (
     patterns.CUDA,

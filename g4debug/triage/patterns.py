@@ -435,6 +435,13 @@ PATTERNS: tuple[Pattern, ...] = (
         frames=("key = key[:real_num_tokens]",),
     ),
     Pattern(
+        ("ValueError: invalid or duplicate attention layer_id",),
+        "at start; E2B, E4B",
+        4,
+        _C,
+        START,
+    ),
+    Pattern(
         ("TypeError: 'NoneType' object is not subscriptable",),
         "in `select_last_verified_seed`",
         13,

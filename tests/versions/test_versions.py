@@ -45,6 +45,7 @@ STATES = {
     "residual-aliasing":  (A, A, A, A, A, A, N),  # 0.5.23 hands the residual over explicitly
     "ple-tail":           (A, A, A, A, N, N, A),  # as mm-batched-encoder
     "result-fence":       (N, N, A, A, N, N, N),  # 0.5.18 has its barrier after the launch
+    "shared-kv-graphs":   (N, N, N, N, N, A, A),  # 0.5.21 looks up layers by their id
     "spec-batch-guards":  (A, A, N, N, N, N, N),  # from 0.5.14 on FROZEN_KV_MTP is spec v2
     "swa-ratio":          (A, A, A, A, N, N, A),  # as mm-batched-encoder
     "swa-state-swap":     (N, N, N, N, N, N, N),  # shipped in no wheel: main from #25103 to #26966
