@@ -58,7 +58,10 @@ PLACES: Mapping[str, Mapping[str, Callable[..., torch.Tensor]]] = {
 
 
 def install() -> None:
-    """Leave out what a model computes, in this process. DeepSeek's toy computes all the same."""
+    """Leave out what a model computes, in this process.
+
+    The toys of DeepSeek and Gemma-3 compute their projections all the same, and nobody looks at it.
+    """
     for name, classes in PLACES.items():
         module = importlib.import_module(name)
         for cls, function in classes.items():

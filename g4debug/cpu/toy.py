@@ -69,7 +69,7 @@ class Draw:
 class Size:
     """What a replay chooses of a toy: the words that there are, and the longest sequence in tokens.
 
-    window: the tokens that a sliding layer sees. Only Gemma-4 can be made with another one.
+    window: the tokens that a sliding layer sees, of a model that has some.
     """
 
     vocab: int
@@ -152,6 +152,9 @@ def _writer(
         folder = models.kept() / name
         if size != USUAL:
             folder = models.kept() / f"{name}-{size.vocab}-{size.context}"
+            if "sliding_window" in whole:
+                folder = folder.with_name(f"{folder.name}-{size.window}")
+                whole["sliding_window"] = size.window
             # "draft_vocab_size" is there with a head of its own.
             for key in {"vocab_size", "draft_vocab_size"} & whole.keys():
                 whole[key] = size.vocab

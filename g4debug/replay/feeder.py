@@ -63,6 +63,7 @@ class Feeder:
         self._since_step = self.at_end = 0
         self.most_idle, self.most_steps = IDLE, recording.steps + BEHIND
         self._on = self._partly = False
+        self._of_parent: Any = None  # an NgramCorpus
 
     def give(self, workload: Workload) -> None:
         """Give this in place of the whole tape."""
@@ -85,6 +86,7 @@ class Feeder:
         hooks.around("runner.sampler", order, OWNER, self.sampler)
         hooks.before("worker.verify", order, OWNER, self.verify)
         hooks.around("draft.tree", order, OWNER, self.tree, optional=True)
+        hooks.around("ngram.draft", order, OWNER, self.chain, optional=True)
         for site in ("verify.kernel", "verify.kernel.v1"):
             hooks.around(site, order, OWNER, self.kernel, optional=True)
 
@@ -99,7 +101,18 @@ class Feeder:
             tracker.current = begins.ratio
         if hasattr(getattr(scheduler, "policy", None), REFRESHES):
             setattr(scheduler.policy, REFRESHES, self.recording.refreshes)
+        worker = getattr(scheduler, "draft_worker", None)
+        if hasattr(worker, "ngram_corpus"):
+            self._renew_corpus(worker)
         self._on = True
+
+    def _renew_corpus(self, worker: Any) -> None:
+        """NGRAM's corpus inserts in a thread of its own. A fork has no such thread, and SGLang
+        would wait for it for ever. What a new corpus finds does not matter, see ``chain``."""
+        self._of_parent = worker.ngram_corpus  # kept: its end would wait for that thread, too
+        worker.ngram_corpus = type(worker.ngram_corpus)(
+            max_trie_depth=worker.max_trie_depth, draft_token_num=worker.draft_token_num
+        )
 
     # --- requests --------------------------------------------------------------------------------
 
@@ -256,6 +269,29 @@ class Feeder:
             lens = argument(args, kwargs, 4, "seq_lens").tolist()
             drafted = result[-1].view(len(lens), -1)
             self._draft(drafted, lens)
+        return result
+
+    def chain(
+        self, call_next: Callable[..., Any], worker: Any, batch: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """The same for NGRAM, which looks its drafts up. Where it finds too few, its tree has no
+        path of the whole width, so it gets one."""
+        result = call_next(worker, batch, *args, **kwargs)
+        if not self._on or not batch.forward_mode.is_target_verify():
+            return result
+        spec, self.lens = batch.spec_info, batch.seq_lens.tolist()
+        rows, width = len(self.lens), int(spec.draft_token_num)
+        self._draft(spec.draft_token.view(rows, width), self.lens)
+        places = torch.arange(width)
+        spec.positions.copy_((batch.seq_lens[:, None] + places).flatten())
+        spec.retrieve_next_token.copy_(torch.where(places + 1 < width, places + 1, -1))
+        spec.retrieve_next_sibling.fill_(-1)
+        # A row of the mask has the drafts, or before them all tokens of the request.
+        mask, sizes = spec.custom_mask, [width] * rows
+        if mask.numel() != rows * width * width:
+            sizes = [n + width for n in self.lens]
+        for block, size in zip(mask.split([width * size for size in sizes]), sizes, strict=True):
+            block.view(width, size)[:, -width:] = places <= places[:, None]
         return result
 
     def _draft(self, drafted: torch.Tensor, lens: list[int]) -> None:

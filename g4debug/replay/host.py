@@ -177,7 +177,7 @@ def started(
     pages_only: bool,
 ) -> Iterator[Host]:
     """Start a scheduler for the dump's tape. trace: the tracers to arm, () for all.
-    pages_only: the model computes nothing.
+    pages_only: nobody looks at what the model computes.
 
     Raises CannotReplay if it does not come up.
     """

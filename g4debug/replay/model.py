@@ -18,8 +18,16 @@ from g4debug.cpu.server import DEFAULT, backend_for, server_arguments
 from g4debug.cpu.toy import MAX_POSITION, Draft, Size
 from g4debug.findings.record import Plain
 
-WINDOWLESS = "llama"  # stands for all models without sliding layers
-ARCHITECTURES = {DEFAULT: "Gemma4", WINDOWLESS: "Llama"}
+WINDOWLESS = "llama"  # stands for all models without sliding layers, but those with MLA
+COMPRESSED = "deepseek"  # for those with MLA
+SHARED = "gemma-3"  # for those whose sliding layers share the others' pool
+# Of each toy: how the names of SGLang's classes of such a model begin, and its name.
+KNOWN = {
+    DEFAULT: ("Gemma4", "Gemma-4"),
+    WINDOWLESS: ("Llama", "Llama"),
+    COMPRESSED: ("Deepseek", "DeepSeek"),
+    SHARED: ("Gemma3", "Gemma-3"),
+}
 # SGLang's releases on which servers with one KV pool for all layers were replayed.
 RELEASES = ("0.5.23",)
 
@@ -44,18 +52,21 @@ class Model:
     @property
     def architecture(self) -> str:
         """How the names of SGLang's classes of such a model begin."""
-        return ARCHITECTURES[self.toy]
+        return KNOWN[self.toy][0]
 
     @property
     def name(self) -> str:
-        return f"a toy {self.toy.capitalize()}"
+        return f"a toy {KNOWN[self.toy][1]}"
 
     @property
     def needed(self) -> str:
         """Which model a script needs that was shrunk with this one, in a sentence."""
-        if self.toy != DEFAULT:
+        if self.toy == COMPRESSED:
+            return "MODEL: one with MLA, as DeepSeek."
+        if self.toy == WINDOWLESS:
             return "MODEL: one without sliding layers, as Llama."
-        return f"MODEL: one with sliding layers, as Gemma-4, whose window is {self.window} tokens."
+        like = f"as {KNOWN[self.toy][1]}, whose window is {self.window} tokens"
+        return f"MODEL: one with sliding layers, {like}."
 
     def write(self) -> tuple[Path, ...]:
         """The folders of the target and of its draft, if that is a model."""
@@ -96,13 +107,8 @@ def chosen(
         raise NoToy("several draft paths (speculative_eagle_topk) were never replayed")
     named = str(algorithm).lower()
     draft = named if named in discovery.names("draft") else ""  # or else it is the toy's own
-    one_pool = facts.get("size_swa") is None
-    if one_pool and facts.get("kv_pool") == "MLA":
-        raise NoToy("a KV pool of MLA was never replayed")
-    if one_pool and window:
-        raise NoToy("sliding layers without a KV pool of their own were never replayed")
-    toy = WINDOWLESS if one_pool else DEFAULT
-    if one_pool and release not in RELEASES:
+    toy = _stands_for(facts, window)
+    if toy != DEFAULT and release not in RELEASES:
         raise NoToy(
             f"it is of SGLang {release}, and servers with one KV pool for all layers were replayed "
             f"on {', '.join(RELEASES)} only"
@@ -110,6 +116,17 @@ def chosen(
     if algorithm is not None and not _drafts(toy, draft):
         raise NoToy(f"the draft {algorithm} was never replayed with {_pools_of(toy)}")
     return Model(toy, draft, vocab, window + 1, max(context + 64, MAX_POSITION))
+
+
+def _stands_for(facts: Mapping[str, Plain], window: int) -> str:
+    """The toy with the KV pools of a server. window: 0 for none."""
+    if facts.get("size_swa") is not None:
+        return DEFAULT
+    if facts.get("kv_pool") == "MLA":
+        if window:
+            raise NoToy("sliding layers with a KV pool of MLA were never replayed")
+        return COMPRESSED
+    return SHARED if window else WINDOWLESS
 
 
 def _drafts(toy: str, draft: str) -> bool:
@@ -121,6 +138,8 @@ def _drafts(toy: str, draft: str) -> bool:
 
 def _pools_of(toy: str) -> str:
     return {
-        "swa": "a KV pool that is divided for sliding layers",
-        "full": "one KV pool for all layers",
-    }[toys.load(toy).pool]
+        DEFAULT: "a KV pool that is divided for sliding layers",
+        WINDOWLESS: "one KV pool for all layers",
+        COMPRESSED: "a KV pool of MLA",
+        SHARED: "sliding layers that share the others' KV pool",
+    }[toy]

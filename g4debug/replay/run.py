@@ -43,10 +43,10 @@ def replayed(
     """trace: the tracers to arm, () for those that were armed there.
 
     shrink: the file that gets the dump of the fewest requests with which the finding comes.
-    pages_only: the model computes nothing. fixes, releases: a finding is replayed once more with
-    each of these fixes on or off, and on each of these releases of SGLang. plain: the file that
-    gets the fewest requests as plain SGLang. until: the last step, as the server counted, that is
-    replayed; 0 for all. After Ctrl-C it is the last step that was.
+    pages_only: nobody looks at what the model computes. fixes, releases: a finding is replayed
+    once more with each of these fixes on or off, and on each of these releases of SGLang. plain:
+    the file that gets the fewest requests as plain SGLang. until: the last step, as the server
+    counted, that is replayed; 0 for all. After Ctrl-C it is the last step that was.
     """
     shrunk, tried, scripted = None, [], None
     try:
@@ -60,7 +60,7 @@ def replayed(
             if record.finding.check in CONTENT or CONTENT & set(trace):
                 raise CannotReplay(f"{', '.join(sorted(CONTENT))} looks at what is computed")
             armed = tuple(name for name in armed if name not in CONTENT)
-            made.notes.append("the model computes nothing (--pages-only)")
+            made.notes.append("what the model computes is not looked at (--pages-only)")
 
         def told(steps: int) -> None:
             progress(steps, recording.steps)

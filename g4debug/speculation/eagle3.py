@@ -12,5 +12,4 @@ ADAPTER = replace(
     eagle.ADAPTER,
     name=NAME,
     runs=lambda algorithm: eagle.named(algorithm, NAME),
-    replayed=False,
 )

@@ -54,6 +54,13 @@ def test_a_replay_gets_a_toy_with_more_words_and_longer_sequences(draft):
     assert len(words) == 704
 
 
+def test_a_replay_gets_a_toy_with_another_window():
+    found = toys.load("gemma-3")
+    folders = {found.sized(toy.Size(704, 9000, window))[0] for window in (128, 256)}
+    windows = {json.loads((f / "config.json").read_text())["sliding_window"] for f in folders}
+    assert windows == {128, 256}
+
+
 def test_numbers_for_bfloat16_are_exact_in_it():
     found = target("gpt-oss")
     for name in found:

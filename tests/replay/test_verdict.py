@@ -335,6 +335,12 @@ def test_what_is_started() -> None:
     [
         ({"kv_pool": "MHA"}, ("llama", "a toy Llama"), {"attention_backend": "trtllm_mha"}),
         ({}, ("llama", "a toy Llama"), {"attention_backend": "trtllm_mha"}),  # an older g4debug's
+        ({"kv_pool": "MLA"}, ("deepseek", "a toy DeepSeek"), {"attention_backend": "triton"}),
+        (
+            {"kv_pool": "MHA", "sliding_window_size": 127},
+            ("gemma-3", "a toy Gemma-3"),
+            {"attention_backend": "trtllm_mha"},
+        ),
     ],
 )
 def test_which_toy_stands_for_a_server_with_one_pool(
@@ -362,13 +368,23 @@ def test_which_toy_stands_for_a_server_with_one_pool(
         (having(tape=tape_of(taped(steps=0))), "no step"),
         (having(tape=tape_of(taped() + b"\xee")), "damaged"),
         (having(versions={"sglang": "0.5.19"}), "of SGLang 0.5.19"),
-        (having(tape=tape_of(taped(), speculative_algorithm="EAGLE3")), "EAGLE3"),
+        (having(tape=tape_of(taped(), speculative_algorithm="EAGLE3")), "EAGLE3 was never"),
         (having(tape=one_pool(size=None)), "size is None"),
         (having(tape=one_pool(), versions={"sglang": "0.5.18"}), "replayed on 0.5.23 only"),
         (having(tape=one_pool(speculative_algorithm="MEDUSA")), "MEDUSA was never"),
         (having(tape=tape_of(taped(), speculative_algorithm="EAGLE")), "divided for sliding"),
-        (having(tape=one_pool(kv_pool="MLA")), "a KV pool of MLA was never"),
-        (having(tape=one_pool(sliding_window_size=127)), "without a KV pool of their own"),
+        (
+            having(tape=one_pool(kv_pool="MLA", speculative_algorithm="EAGLE")),
+            "EAGLE was never replayed with a KV pool of MLA",
+        ),
+        (
+            having(tape=one_pool(kv_pool="MLA", sliding_window_size=127)),
+            "sliding layers with a KV pool of MLA",
+        ),
+        (
+            having(tape=one_pool(sliding_window_size=127, speculative_algorithm="NGRAM")),
+            "NGRAM was never replayed with sliding layers that share",
+        ),
         (having(tape=one_pool(page_size=64)), "pages of 16 tokens, and its scheduler had 64"),
         (having(tape=one_pool(speculative_eagle_topk=4)), "several draft paths"),
         (having(geometry={}), "context_len"),
