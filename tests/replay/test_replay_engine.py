@@ -336,6 +336,7 @@ def simulates_on_cuda() -> bool:
     return 'device="cuda"' in body
 
 
+@pytest.mark.once("a dump's variables are handed to a replay alike on each release")
 def test_variables_by_which_the_host_decides_are_those_of_the_server(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,7 +18,12 @@ from g4debug.findings.steps import Recorder
 from g4debug.hooking.hooks import Hooks
 from g4debug.settings import Settings
 from g4debug.tracers.base import Context
-from g4debug.tracers.flight_recorder import device_asserts, embedding_lookups, lookups
+from g4debug.tracers.flight_recorder import (
+    core_autopsy,
+    device_asserts,
+    embedding_lookups,
+    lookups,
+)
 from g4debug.tracers.flight_recorder import report as finding
 from g4debug.tracers.flight_recorder.assert_evidence import Asserted
 from g4debug.tracers.flight_recorder.stderr_capture import Printed
@@ -57,6 +62,12 @@ NO_INDEX = line(
     f"{TORCH}TensorCompare.cu:109: _assert_async_cuda_kernel",
     "probability tensor contains either `inf`, `nan` or element < 0",
 )
+
+
+@pytest.fixture(autouse=True)
+def _no_core_dump_comes(monkeypatch):
+    """There is no CUDA that would write one, so nobody waits for it."""
+    monkeypatch.setattr(core_autopsy, "APPEARS", 0.05)
 
 
 # --- what CUDA printed --------------------------------------------------------------------------
