@@ -209,12 +209,11 @@ def measure(
                 wait()
                 encoder = time.perf_counter() - begin
                 peak = torch.cuda.max_memory_allocated() - before if cuda else 0
-                outputs[way] = found.float(), None
                 begin = time.perf_counter()
-                if prefill is not None:
-                    outputs[way] = found.float(), prefill.run(items).argmax(-1)
+                logits = None if prefill is None else prefill.run(items)
                 wait()
                 whole = time.perf_counter() - begin
+                outputs[way] = found.float(), None if logits is None else logits.argmax(-1)
                 timed[way] = {
                     "tower": tower,
                     "round": number,

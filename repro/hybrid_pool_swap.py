@@ -22,11 +22,7 @@ ACCEPTED = 1.2
 
 @verdicts.judge
 def judge_broken(run: Outcome) -> str:
-    if run.completed:
-        raise verdicts.Bad("It completes: the bug is not there.")
-    frames = run.traceback(400)
-    if not any(ERROR in line for line in frames) or not any(PLACE in line for line in frames):
-        raise verdicts.Bad(verdicts.died_otherwise(run, ERROR))
+    frames = verdicts.died_of(run, ERROR, PLACE)
     wrapper = any("hybrid_attn_backend.py" in line for line in frames)
     passed = "passes" if wrapper else "does not pass"
     return verdicts.only_if(
@@ -38,9 +34,8 @@ def judge_broken(run: Outcome) -> str:
 def judge_fixed(run: Outcome, clean: Outcome) -> str:
     """On a GPU, verify and decode round differently. So the accept length is the proof there."""
     same, of = verdicts.alike(run, clean)
-    exact = "float32" in run.text and "device='cpu'" in run.text
     return verdicts.only_if(
-        run.result["accept_length"] > ACCEPTED and (same == of or not exact),
+        run.result["accept_length"] > ACCEPTED and (same == of or not verdicts.exact(run)),
         f"It completes, and {same} of {of} outputs equal those of clean. "
         f"{verdicts.accept_length(run)}",
     )

@@ -22,11 +22,7 @@ SAYS = "shared-kv-graphs: prefills run without CUDA graphs"
 
 @verdicts.judge
 def judge_broken(run: Outcome) -> str:
-    if run.completed:
-        raise verdicts.Bad("It completes: the bug is not there.")
-    frames = run.traceback(400)
-    if not any(ERROR in line for line in frames) or not any(PLACE in line for line in frames):
-        raise verdicts.Bad(verdicts.died_otherwise(run, ERROR))
+    verdicts.died_of(run, ERROR, PLACE)
     return f"It dies at start: {ERROR}, {PLACE}."
 
 
@@ -35,9 +31,9 @@ def judge_fixed(run: Outcome, clean: Outcome) -> str:
     """On a GPU the outputs hang on the batches, which need not be the same twice."""
     verdicts.only_if(SAYS in run.text, "It completes, but the fix did nothing.")
     same, of = verdicts.alike(run, clean)
-    exact = "float32" in run.text and "device='cpu'" in run.text
     return verdicts.only_if(
-        same == of or not exact, f"It completes, and {same} of {of} outputs equal those of clean."
+        same == of or not verdicts.exact(run),
+        f"It completes, and {same} of {of} outputs equal those of clean.",
     )
 
 

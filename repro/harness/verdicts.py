@@ -69,6 +69,21 @@ def died_otherwise(run: Outcome, expected: str) -> str:
     return f"{not_completed(run)} The expected error is not in its log: {expected}."
 
 
+def died_of(run: Outcome, error: str, place: str) -> list[str]:
+    """The lines of its traceback. Raises Bad unless they show this error and this place."""
+    if run.completed:
+        raise Bad("It completes: the bug is not there.")
+    frames = run.traceback(400)
+    if not all(any(sign in line for line in frames) for sign in (error, place)):
+        raise Bad(died_otherwise(run, error))
+    return frames
+
+
+def exact(run: Outcome) -> bool:
+    """On the CPU engine in float32 answers do not hang on the batches; on a GPU they may."""
+    return "float32" in run.text and "device='cpu'" in run.text
+
+
 def only_if(good: bool, what: str) -> str:
     """Returns ``what`` if it is good; else raises Bad with that text."""
     if not good:
