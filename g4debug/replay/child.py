@@ -57,6 +57,7 @@ class Replayer:
     def __init__(self, order: Order, answers: Any) -> None:
         from g4debug.dumps import reading
         from g4debug.hooking import hooks
+        from g4debug.replay import verdict
         from g4debug.replay.feeder import Feeder
         from g4debug.replay.setting import recording_of
         from g4debug.replay.tokens import FIRST_WORD, Tokens
@@ -65,6 +66,7 @@ class Replayer:
         self.most, self.up = memory.most(), False
         threading.Thread(target=self._watch_start, daemon=True).start()
         record = reading.read(Path(order.dump))
+        self.hung = verdict.hung(record.finding)
         _, self.recording = recording_of(record)
         tokens = Tokens(self.recording, order.model["vocab"] - FIRST_WORD)
         self.feeder = Feeder(self.recording, tokens)
@@ -203,6 +205,19 @@ class Replayer:
         if taping.current is not None:
             taping.current.go_on(self.recording.begins)
         self.feeder.begin(self.scheduler)
+        if self.hung:
+            self.feeder.hangs = self._hangs
+
+    def _hangs(self) -> tuple[bool, bool]:
+        """Whether the flight recorder has told of a hang, and whether there is work."""
+        from g4debug import plugin
+        from g4debug.tracers.flight_recorder import work
+
+        state = plugin.in_force
+        told = state is not None and any(
+            kind == "hang" for _, kind in state.recorder.status.findings
+        )
+        return told, any(not item.place.outside for item in work.of(self.scheduler))
 
     def _end(self, error: BaseException | None) -> NoReturn:
         """Write the job's result, with this scheduler's tape, and end."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import time
 from array import array
 from collections import deque
 from collections.abc import Callable
@@ -27,6 +28,8 @@ OWNER = "replay"
 SLOWER = 4  # times as many steps: requests wait for each other, or fewer tokens are accepted
 MANY = 64  # requests: with more nobody asks yet what each of them had reached
 STUCK = 20_000  # rounds in a row without a step
+STANDS = 12.0  # seconds in which the flight recorder has to tell that this scheduler hangs, too
+NAP = 0.002  # seconds of a round meanwhile
 HEALTH = "HEALTH_CHECK"  # begins the ids of SGLang's own requests
 PREFIX = "r"  # begins all others
 
@@ -62,6 +65,8 @@ class Feeder:
         self.steps = self.forced = self.lacking = 0
         self._since_step = self.at_end = 0
         self.most_idle, self.most_steps = IDLE, recording.steps + BEHIND
+        self.hangs: Callable[[], tuple[bool, bool]] | None = None  # see ``_may_hang``
+        self._hangs_until = 0.0
         self._on = self._partly = False
         self._of_parent: Any = None  # an NgramCorpus
 
@@ -144,13 +149,29 @@ class Feeder:
         if not queue or (queue[0][1] is not None and self._met is None):
             self.at_end += idle > 0
             done = not queue and self.steps >= self.most_steps
-            if done or self.at_end > self.most_idle:
+            if done or (self.at_end > self.most_idle and not self._may_hang()):
                 raise TapeEnd
         if self.until and self.steps >= self.until + BEHIND:
             raise TapeEnd
-        if self._since_step > STUCK:
+        if self._since_step > STUCK and not self._hangs_until:
             raise Stuck
         return messages
+
+    def _may_hang(self) -> bool:
+        """Whether to let the event loop turn, although all was given and no step comes any more.
+
+        Where the dump says that the server hung, the flight recorder looks whether this one hangs,
+        too. ``hangs`` says whether it has told so, and whether there is work.
+        """
+        if self.hangs is None:
+            return False
+        told, work = self.hangs()
+        if told or not work:
+            return False
+        now = time.monotonic()
+        self._hangs_until = self._hangs_until or now + STANDS
+        time.sleep(NAP)
+        return now < self._hangs_until
 
     def _round(self, event: Event) -> int:
         return event.round + self._shift
@@ -227,7 +248,7 @@ class Feeder:
 
     def run(self, scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
         self.steps += 1
-        self._since_step = 0
+        self._since_step, self._hangs_until = 0, 0.0
         self.current = [self.given.get(r.rid) for r in batch.reqs]
         if self._partly:
             self._reqs |= {x.id: r for x, r in zip(self.current, batch.reqs, strict=True) if x}

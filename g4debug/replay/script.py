@@ -7,6 +7,7 @@ outside, by the environment of its process (:mod:`g4debug.cpu`).
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 import json
 import os
@@ -15,7 +16,7 @@ import signal
 import subprocess
 import tempfile
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,8 +50,11 @@ CHECKS = {
 }
 OWN = ("SGLANG_ENABLE_DETERMINISTIC_INFERENCE",)  # SGLang sets it by an argument
 RUNS = 2  # with the tracers, if an exact round became an event
-DIFFERS, PAGES = "ANOTHER ANSWER", "WRONG PAGES: "  # begin lines of the script's output
+# Begin lines of the script's output.
+DIFFERS, PAGES, STANDS = "ANOTHER ANSWER", "WRONG PAGES: ", "STANDS: "
+STANDS_FOR = 30  # seconds for a workload with which a server hangs; a toy needs two
 WIDTH = 96
+_LIBC, _PR_SET_PDEATHSIG = ctypes.CDLL(None), 1
 FIXED = {"disable_cuda_graph": True, "skip_server_warmup": True}
 
 
@@ -116,6 +120,8 @@ def made(
                 why += f", because {guessed} must come in an exact round of the event loop"
             raise NoScript(f"{why}; it ended so: {run.end}")
         finding = same.finding  # with the names that requests have in the script
+    if verdict.hung(finding):
+        return _standing(_run(write("", False), setting, (), folder), lambda s: write(s, False))
     run = _run(write("", True), setting, (), folder)
     said = run.error
     wrong = [line for line in run.log.splitlines() if line.startswith(DIFFERS)]
@@ -133,6 +139,17 @@ def made(
             f"{finding.check} found it from outside, in this very script"
         )
     return Script(write(shows, compares=False), shows, tells=bool(said))
+
+
+def _standing(run: Run, write: Callable[[str], str]) -> Script:
+    """The script of a server that hangs. Raises NoScript if it does not hang without us."""
+    found = [x.removeprefix(STANDS) for x in run.log.splitlines() if x.startswith(STANDS)]
+    if not found:
+        raise NoScript(f"without g4debug the server does not stand; it ended so: {run.end}")
+    shows = f"a server that lives, says nothing and serves nobody: {found[0]}"
+    if len(found) > 1:
+        shows += f", and {len(found) - 1} more like it"
+    return Script(write(shows), shows)
 
 
 # --- when a request is sent ----------------------------------------------------------------------
@@ -192,6 +209,7 @@ def text(
         aborts=any(isinstance(e, Abort) for e, _ in events),
         compares=compares,
         looks=looks,
+        hangs=STANDS_FOR if verdict.hung(finding) else 0,
     )
 
 
@@ -297,6 +315,11 @@ class Run:
         return self.error or f"exit status {self.status}, and no finding"
 
 
+def _end_with_us() -> None:
+    """A server that hangs would turn for ever if this command were killed."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def _run(text: str, setting: Setting, trace: Sequence[str], folder: Path) -> Run:
     """Run a script on the CPU engine. trace: the tracers to arm, () for none."""
     dumps = Path(tempfile.mkdtemp(prefix="script-", dir=folder))
@@ -318,6 +341,7 @@ def _run(text: str, setting: Setting, trace: Sequence[str], folder: Path) -> Run
             stdout=sink,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            preexec_fn=_end_with_us,
         )
     status: int | None = None
     try:

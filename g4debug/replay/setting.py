@@ -167,7 +167,7 @@ def _arguments(
         "page_size": page,
         "context_length": _whole(record.geometry, "context_len"),
         **_pools(facts, page),
-        "max_running_requests": _whole(facts, "max_running_requests"),
+        **_running(facts, given),
         "max_prefill_tokens": _whole(facts, "max_prefill_tokens"),
         "chunked_prefill_size": -1 if chunk is None else chunk,
         "enable_mixed_chunk": bool(facts.get("is_mixed_chunk")),
@@ -176,6 +176,18 @@ def _arguments(
         **_priorities(facts),
         **_speculation(facts),
     }
+
+
+def _running(facts: Mapping[str, Plain], given: Mapping[str, Plain]) -> dict[str, Plain]:
+    """How many requests may run at once; None where SGLang has to find it by itself.
+
+    If the prefix cache is off and somebody says how many may run, SGLang 0.5.23 makes the SWA pool
+    for just as many, and takes no heed of swa_full_tokens_ratio (SWARequestCapPoolConfigurator).
+    """
+    asked = given.get("max_running_requests")
+    if given.get("disable_radix_cache") is True and asked in (None, "default"):
+        return {"max_running_requests": None}
+    return {"max_running_requests": _whole(facts, "max_running_requests")}
 
 
 def _pools(facts: Mapping[str, Plain], page: int) -> dict[str, Plain]:
@@ -233,7 +245,9 @@ def _environ(record: TrapRecord, on: Tape, notes: list[str]) -> dict[str, str]:
     faults = record.environment.get("G4DEBUG_FAULTS", "")
     if faults and faults != HIDDEN and faults.isprintable():
         found["G4DEBUG_FAULTS"] = faults
-    for name in ("G4DEBUG_LEAK_STEPS",):
+    if record.finding.check == "flight-recorder" and record.finding.kind in ("hang", "starved"):
+        found["G4DEBUG_HANG_SECONDS"] = "2"  # nobody waits for 20 s if it stands again
+    for name in ("G4DEBUG_LEAK_STEPS", "G4DEBUG_STARVED_STEPS"):
         if record.environment.get(name, "").isdecimal():
             found[name] = record.environment[name]
     return found

@@ -17,6 +17,7 @@ from g4debug.replay.host import Outcome
 
 REPRODUCED, OTHERWISE, NOTHING = 0, 1, 2  # exit codes
 RECORDER = "flight-recorder"
+WAITS = {"hang": "it does not hang", "starved": "nobody starves"}
 
 
 @dataclass(frozen=True)
@@ -259,6 +260,13 @@ def _of_equal(
             f"Here, in step {found.location.step + on.first}: {found.headline}",
         )
         return Verdict(OTHERWISE, "not reproduced: another finding came", more, states, found)
+    if there.check == RECORDER and there.kind in WAITS:
+        text = f"cannot be told: here {WAITS[there.kind]}"
+        why = (
+            "What it waited for there may have been outside of the scheduler: a kernel, another "
+            f"rank or server, the machine. {there.reference}".strip()
+        )
+        return Verdict(NOTHING, text, (_equal(n), why), states)
     if max(states.exact, states.last) < states.steps:
         text = "cannot be told: nothing was found here"
         why = (
@@ -326,6 +334,11 @@ def _facts(there: dict[str, Plain], here: dict[str, Plain]) -> Iterator[str]:
     for name in sorted(there.keys() & here.keys()):
         if there[name] != here[name]:
             yield f"{name} was {there[name]}, and is {here[name]} here."
+
+
+def hung(there: Finding) -> bool:
+    """Whether the scheduler lived, and served nobody."""
+    return there.check == RECORDER and there.kind == "hang"
 
 
 def first_alike(there: Finding, records: Iterable[TrapRecord]) -> TrapRecord | None:

@@ -291,6 +291,20 @@ def test_a_bug_of_sglangs_own_comes_again_with_fewer_requests(
     assert again["requests"] == len(shrunk["kept"])
 
 
+@pytest.mark.once("its dump is of the newest release")
+def test_a_hang_of_sglangs_own_comes_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """sglang #36458, from the history suite's parked-chunk, shrunk: a single prompt hangs."""
+    record = reading.read(Path(__file__).with_name("parked-chunk-0.5.23.pt"))
+    assert record.finding.kind == "hang"
+    result = replay(tmp_path, record, capsys, "--pages-only", "--fix", "parked-chunk=1")
+    assert result["code"] == 0, result
+    assert result["text"].startswith("reproduced: g4debug: flight-recorder: the scheduler hangs")
+    assert result["equal"] == result["steps"]
+    assert result["tried"] == [["fix parked-chunk on", "it does not come"]]
+
+
 @pytest.mark.written_for("idle-draft-input")
 def test_an_exception_of_sglangs_own_comes_again_and_becomes_a_script(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -203,6 +204,34 @@ def test_sglang_itself_is_asked_for_its_words_before_its_checks(
     assert ("SGLANG_CHECK_KV_PAGE_INVARIANTS" in found.text.partition("import asyncio")[2]) == (
         "checks" in shows
     )
+
+
+@pytest.mark.parametrize("stands", [True, False])
+def test_a_server_that_hangs_does_so_in_a_script_of_its_own(
+    stands: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hung = dataclasses.replace(FINDING, check="flight-recorder", kind="hang")
+    texts: list[str] = []
+
+    def run(text: str, setting: Setting, trace: Sequence[str], folder: Path) -> script.Run:
+        texts.append(text)
+        return script.Run("STANDS: request 1 got 0 of 1 tokens in 30 s\n" * stands, 1, folder)
+
+    record: Any = SimpleNamespace(finding=hung)
+    monkeypatch.setattr(script, "_run", run)
+    monkeypatch.setattr(script.host, "dumps_in", lambda folder: ())
+    monkeypatch.setattr(script.verdict, "first_alike", lambda there, records: record)
+    workload = Workload((0,), after={0: ENDED})
+    if not stands:
+        with pytest.raises(script.NoScript, match="does not stand"):
+            script.made(record, setting(), recording(), workload, (), tmp_path)
+        return
+    found = script.made(record, setting(), recording(), workload, (), tmp_path)
+    assert found.tells
+    assert found.shows.endswith("request 1 got 0 of 1 tokens in 30 s")
+    assert len(texts) == 2
+    assert "asyncio.wait_for(workload(run), 30)" in texts[0]
+    ast.parse(found.text)
 
 
 def test_a_fault_gives_no_script(tmp_path: Path) -> None:

@@ -147,6 +147,15 @@ def test_nothing_found_and_all_states_equal_is_innocence() -> None:
     assert "innocent" in verdict.more[1]
 
 
+@pytest.mark.parametrize("kind", ["hang", "starved"])
+def test_nobody_is_innocent_who_hung_there_and_does_not_here(kind: str) -> None:
+    there = record(finding(check="flight-recorder", kind=kind, site="scheduler.run_event_loop"))
+    verdict = told(there, tape_of(taped()))
+    assert verdict.code == NOTHING
+    assert verdict.text.startswith("cannot be told: here ")
+    assert "innocent" not in " ".join(verdict.more)
+
+
 def test_nobody_is_innocent_whose_pages_are_not_known() -> None:
     there = record(finding(), events=False)
     verdict = told(there, tape_of(taped()))
@@ -328,6 +337,29 @@ def test_what_is_started() -> None:
     assert not made.drafts
     size, ratio = made.arguments["max_total_tokens"], made.arguments["swa_full_tokens_ratio"]
     assert int(size * ratio) // 16 * 16 == 320
+
+
+def test_a_server_that_hung_is_given_less_time_to_hang() -> None:
+    hung = finding(check="flight-recorder", kind="hang")
+    environ = setting_of(*started_from(having(finding=hung))).environ
+    assert environ["G4DEBUG_HANG_SECONDS"] == "2"
+    assert "G4DEBUG_HANG_SECONDS" not in setting_of(*started_from(having())).environ
+
+
+@pytest.mark.parametrize(("asked", "given"), [(None, None), (8, 8)])
+def test_sglang_makes_the_swa_pool_of_a_server_without_a_prefix_cache_by_itself(
+    asked: int | None, given: int | None
+) -> None:
+    """With max_running_requests 0.5.23 makes it for as many requests, else by the ratio."""
+    arguments = {"disable_radix_cache": True, "max_running_requests": asked}
+    made = setting_of(*started_from(having(arguments=arguments)))
+    assert made.arguments["max_running_requests"] == given
+    with_it = setting_of(*started_from(having(arguments={"max_running_requests": asked})))
+    assert with_it.arguments["max_running_requests"] == FACTS["max_running_requests"]
+
+
+def started_from(there: TrapRecord) -> tuple[TrapRecord, Tape, Recording]:
+    return there, *recording_of(there)
 
 
 @pytest.mark.parametrize(
