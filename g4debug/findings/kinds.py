@@ -862,3 +862,9 @@ for _kind in (
 ):
     KINDS.setdefault(_kind.check, {})[_kind.name] = _kind
 FORMER_CHECKS = {"swa-allocator": "kv-allocator"}  # what older dumps call a check
+
+
+def place_of(finding: Finding) -> Place | None:
+    """What a finding of its kind is in a log; None for a kind that this g4debug does not know."""
+    kind = KINDS.get(finding.check, {}).get(finding.kind)
+    return None if kind is None else kind.place

@@ -471,7 +471,7 @@ RUN: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "0.5.23": {
         **dict.fromkeys((*_EVERY, "kv-writes", "rank-divergence"), (CPU, H200)),
-        "prefix-cache": (CPU,),
+        "prefix-cache": (CPU, H100),
     },
 }
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from g4debug.findings import decisive, tape
+from g4debug.findings.kinds import Place, place_of
 from g4debug.findings.record import Plain, Tape, TrapRecord
 from g4debug.findings.tape import Recording
 from g4debug.findings.tape_record import data
@@ -245,7 +246,7 @@ def _environ(record: TrapRecord, on: Tape, notes: list[str]) -> dict[str, str]:
     faults = record.environment.get("G4DEBUG_FAULTS", "")
     if faults and faults != HIDDEN and faults.isprintable():
         found["G4DEBUG_FAULTS"] = faults
-    if record.finding.check == "flight-recorder" and record.finding.kind in ("hang", "starved"):
+    if place_of(record.finding) is Place.STANDS:
         found["G4DEBUG_HANG_SECONDS"] = "2"  # nobody waits for 20 s if it stands again
     for name in ("G4DEBUG_LEAK_STEPS", "G4DEBUG_STARVED_STEPS"):
         if record.environment.get(name, "").isdecimal():

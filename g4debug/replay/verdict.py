@@ -11,13 +11,13 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from g4debug.findings.kinds import Place, place_of
 from g4debug.findings.record import Finding, Plain, Tape, TrapRecord
 from g4debug.findings.tape import Recording
 from g4debug.replay.host import Outcome
 
 REPRODUCED, OTHERWISE, NOTHING = 0, 1, 2  # exit codes
 RECORDER = "flight-recorder"
-WAITS = {"hang": "it does not hang", "starved": "nobody starves"}
 
 
 @dataclass(frozen=True)
@@ -260,8 +260,8 @@ def _of_equal(
             f"Here, in step {found.location.step + on.first}: {found.headline}",
         )
         return Verdict(OTHERWISE, "not reproduced: another finding came", more, states, found)
-    if there.check == RECORDER and there.kind in WAITS:
-        text = f"cannot be told: here {WAITS[there.kind]}"
+    if stood(there):
+        text = "cannot be told: here everybody is served"
         why = (
             "What it waited for there may have been outside of the scheduler: a kernel, another "
             f"rank or server, the machine. {there.reference}".strip()
@@ -334,6 +334,11 @@ def _facts(there: dict[str, Plain], here: dict[str, Plain]) -> Iterator[str]:
     for name in sorted(there.keys() & here.keys()):
         if there[name] != here[name]:
             yield f"{name} was {there[name]}, and is {here[name]} here."
+
+
+def stood(there: Finding) -> bool:
+    """Whether the scheduler lived, and somebody was not served: it hung, or a request starved."""
+    return place_of(there) is Place.STANDS
 
 
 def hung(there: Finding) -> bool:
