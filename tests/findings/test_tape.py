@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import contextlib
 import dataclasses
 import random
@@ -125,6 +126,16 @@ def test_only_who_has_the_key_can_tell_what_a_hash_is_of(page: int) -> None:
     tokens = list(range(32))
     assert Chain(KEY, page, True).feed(tokens) != Chain(bytes(31) + b"\1", page, True).feed(tokens)
     assert Chain(KEY, page, True, "tenant").feed(tokens) != Chain(KEY, page, True).feed(tokens)
+
+
+@pytest.mark.parametrize("page", [1, 16, 64])
+@pytest.mark.parametrize("kind", "qi")
+def test_a_list_and_an_array_of_the_same_tokens_have_the_same_hashes(kind: str, page: int) -> None:
+    """SGLang 0.5.12.post1 has lists, later ones have arrays."""
+    for count in (0, 1, 150):
+        tokens = list(range(7, 7 + count))
+        hashes = Chain(KEY, page, True).feed(array.array(kind, tokens))
+        assert hashes == Chain(KEY, page, True).feed(tokens)
 
 
 @settings(max_examples=200, deadline=None)
