@@ -207,7 +207,7 @@ def mix(numbers: Any) -> Any:
 
 
 @lru_cache(maxsize=8)
-def _keyed(key: bytes, size: int) -> Any:
+def _keyed(key: bytes, size: int) -> hashlib.blake2b:
     """A hash to copy: taking in the key is half of the work for a page."""
     return hashlib.blake2b(key=key, digest_size=size)
 
