@@ -217,7 +217,8 @@ def _doc(finding: Finding, setting: Setting, shows: str) -> str:
     words = [finding.headline.removeprefix("g4debug: ")]
     words += [f"Expected: {finding.expected}", f"Got: {finding.got}".split("\n")[0]]
     if not finding.cause.startswith("not known"):
-        words.append(finding.cause)
+        # Who has SGLang alone has no switch of ours.
+        words += [line for line in finding.cause.split("\n") if "G4DEBUG_" not in line]
     words += [f"SGLang {setting.release}. It shows {shows}."]
     more = "model_path=MODEL" + (f" {DRAFT}=ASSISTANT" if setting.drafts else "")
     words += [

@@ -261,7 +261,7 @@ def _of_equal(
         )
         return Verdict(OTHERWISE, "not reproduced: another finding came", more, states, found)
     if stood(there):
-        text = "cannot be told: here everybody is served"
+        text = "cannot be told: here nobody hangs or starves"
         why = (
             "What it waited for there may have been outside of the scheduler: a kernel, another "
             f"rank or server, the machine. {there.reference}".strip()
