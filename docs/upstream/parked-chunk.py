@@ -163,8 +163,8 @@ def main():
     except asyncio.TimeoutError:
         for who, answer in run.answers.items():
             if not run.tasks[who].done() or run.tasks[who].cancelled():
-                print(f"STANDS: request {who} got {len(answer)} of {run.longest[who]} tokens",
-                      "in 30 s", flush=True)
+                got = f"{len(answer)} of {run.longest[who]} tokens in 30 s"
+                print(f"STANDS: request {who} got {got}", flush=True)
         engine.shutdown()
         sys.exit(1)
     print("completed", flush=True)

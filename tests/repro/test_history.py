@@ -917,6 +917,7 @@ def test_a_finding_of_ours_has_a_page_that_says_nothing_of_the_machine(suite, kn
     dump(found, "g4debug", dataclasses.replace(record, finding=died))
     dump(found, "g4debug-best", dataclasses.replace(record, finding=here))
     dump(crashed, "g4debug", dataclasses.replace(record, finding=died))
+    dump(never, "core", dataclasses.replace(record, finding=died))  # not what the page is of
     pages.mkdir()
     for name in (crashed, never):
         (pages / f"{name}.html").write_text("of an older run")

@@ -29,7 +29,7 @@ def write(known: Mapping[str, Case], results: Path, folder: Path) -> dict[str, P
         if text:
             page.write_text(text)
             pages[name] = page
-        elif any(results.glob(f"{name}.{BUGGY}.*/dumps")):
+        elif any(any(results.glob(f"{name}.{BUGGY}.{tool}.*/dumps")) for tool in OURS):
             page.unlink(missing_ok=True)
         elif page.exists():
             pages[name] = page
