@@ -214,7 +214,7 @@ def _keyed(key: bytes, size: int) -> hashlib.blake2b:
 
 def _packed(tokens: Sequence[int]) -> bytes:
     """Four bytes for each token, in the same order on every machine."""
-    if isinstance(tokens, array.array) and tokens:  # SGLang's ownXX
+    if isinstance(tokens, array.array) and tokens:  # SGLang 0.5.15 has these
         return np.frombuffer(tokens, dtype=f"i{tokens.itemsize}").astype("<i4").tobytes()
     packed = array.array("i", tokens)
     if sys.byteorder != "little":

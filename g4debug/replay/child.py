@@ -6,7 +6,6 @@ line of stdin is a job; each line to the file descriptor ANSWERS is news of it. 
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import inspect
 import json
@@ -24,9 +23,9 @@ from typing import Any, NoReturn
 
 from g4debug import cpu
 from g4debug.replay import memory
+from g4debug.replay.parent import end_with_parent
 
 EVERY = 0.2  # seconds between two news of a job
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -44,12 +43,12 @@ def main(argv: list[str]) -> None:
     order = Order(**json.loads(Path(argv[0]).read_text()))
     answers = os.fdopen(int(argv[1]), "w", buffering=1)
     # SGLang's scheduler sends SIGQUIT to its parent when it dies. That must not be the command.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent()
     pid = os.fork()
     if pid:
         signal.signal(signal.SIGQUIT, signal.SIG_IGN)
         os._exit(min(1, os.waitpid(pid, 0)[1]))
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent()
     Replayer(order, answers).run()
 
 
@@ -190,7 +189,7 @@ class Replayer:
     # --- a fork ----------------------------------------------------------------------------------
 
     def _begin(self, job: dict[str, Any]) -> None:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        end_with_parent()
         from g4debug.replay.workload import Workload
         from g4debug.tracers.flight_recorder import taping
 
@@ -211,12 +210,11 @@ class Replayer:
     def _hangs(self) -> tuple[bool, bool]:
         """Whether the flight recorder has told of a hang, and whether there is work."""
         from g4debug import plugin
+        from g4debug.replay import verdict
         from g4debug.tracers.flight_recorder import work
 
         state = plugin.in_force
-        told = state is not None and any(
-            kind == "hang" for _, kind in state.recorder.status.findings
-        )
+        told = state is not None and bool(state.recorder.status.findings[verdict.HANG])
         return told, any(not item.place.outside for item in work.of(self.scheduler))
 
     def _end(self, error: BaseException | None) -> NoReturn:

@@ -7,7 +7,6 @@ outside, by the environment of its process (:mod:`g4debug.cpu`).
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import dataclasses
 import json
 import os
@@ -34,6 +33,7 @@ from g4debug.findings.tape import (
     Request,
 )
 from g4debug.replay import host, verdict
+from g4debug.replay.parent import end_with_parent
 from g4debug.replay.setting import Setting
 from g4debug.replay.tokens import FIRST_WORD, Tokens
 from g4debug.replay.workload import After, Event, Workload
@@ -54,7 +54,6 @@ RUNS = 2  # with the tracers, if an exact round became an event
 DIFFERS, PAGES, STANDS = "ANOTHER ANSWER", "WRONG PAGES: ", "STANDS: "
 STANDS_FOR = 30  # seconds for a workload with which a server hangs; a toy needs two
 WIDTH = 96
-_LIBC, _PR_SET_PDEATHSIG = ctypes.CDLL(None), 1
 FIXED = {"disable_cuda_graph": True, "skip_server_warmup": True}
 
 
@@ -316,11 +315,6 @@ class Run:
         return self.error or f"exit status {self.status}, and no finding"
 
 
-def _end_with_us() -> None:
-    """A server that hangs would turn for ever if this command were killed."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
 def _run(text: str, setting: Setting, trace: Sequence[str], folder: Path) -> Run:
     """Run a script on the CPU engine. trace: the tracers to arm, () for none."""
     dumps = Path(tempfile.mkdtemp(prefix="script-", dir=folder))
@@ -342,7 +336,7 @@ def _run(text: str, setting: Setting, trace: Sequence[str], folder: Path) -> Run
             stdout=sink,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=_end_with_us,
+            preexec_fn=end_with_parent,  # a server that hangs would turn for ever
         )
     status: int | None = None
     try:

@@ -18,6 +18,7 @@ from g4debug.replay.host import Outcome
 
 REPRODUCED, OTHERWISE, NOTHING = 0, 1, 2  # exit codes
 RECORDER = "flight-recorder"
+HANG = RECORDER, "hang"  # check and kind of a finding
 
 
 @dataclass(frozen=True)
@@ -260,7 +261,7 @@ def _of_equal(
             f"Here, in step {found.location.step + on.first}: {found.headline}",
         )
         return Verdict(OTHERWISE, "not reproduced: another finding came", more, states, found)
-    if stood(there):
+    if place_of(there) is Place.STANDS:
         text = "cannot be told: here nobody hangs or starves"
         why = (
             "What it waited for there may have been outside of the scheduler: a kernel, another "
@@ -336,14 +337,9 @@ def _facts(there: dict[str, Plain], here: dict[str, Plain]) -> Iterator[str]:
             yield f"{name} was {there[name]}, and is {here[name]} here."
 
 
-def stood(there: Finding) -> bool:
-    """Whether the scheduler lived, and somebody was not served: it hung, or a request starved."""
-    return place_of(there) is Place.STANDS
-
-
 def hung(there: Finding) -> bool:
     """Whether the scheduler lived, and served nobody."""
-    return there.check == RECORDER and there.kind == "hang"
+    return (there.check, there.kind) == HANG
 
 
 def first_alike(there: Finding, records: Iterable[TrapRecord]) -> TrapRecord | None:

@@ -22,7 +22,7 @@ from g4debug.findings.record import (
 from g4debug.findings.tape import Code, Recording, Why
 from g4debug.findings.tape_record import data, pack
 from g4debug.replay.host import Outcome
-from g4debug.replay.setting import CannotReplay, recording_of, setting_of
+from g4debug.replay.setting import CannotReplay, Setting, recording_of, setting_of
 from g4debug.replay.verdict import NOTHING, OTHERWISE, REPRODUCED, judge
 
 pytestmark = pytest.mark.once("verdicts are made without SGLang")
@@ -306,6 +306,10 @@ def having(**changes: Any) -> TrapRecord:
     return dataclasses.replace(THERE, **{"tape": tape_of(taped()), **changes})
 
 
+def started(there: TrapRecord) -> Setting:
+    return setting_of(there, *recording_of(there))
+
+
 def test_what_is_started() -> None:
     there = having(
         fixes={"draft-window": "applied: it has the bug", "page-clamp": "not-needed: it has not"},
@@ -319,8 +323,7 @@ def test_what_is_started() -> None:
         },
         arguments={"disable_radix_cache": True, "attention_backend": "fa3", "tp_size": 4},
     )
-    on, recording = recording_of(there)
-    made = setting_of(there, on, recording)
+    made = started(there)
     assert made.arguments["disable_radix_cache"] is True
     assert made.arguments["attention_backend"] == "trtllm_mha"
     assert "tp_size" not in made.arguments
@@ -341,9 +344,9 @@ def test_what_is_started() -> None:
 
 def test_a_server_that_hung_is_given_less_time_to_hang() -> None:
     hung = finding(check="flight-recorder", kind="hang")
-    environ = setting_of(*started_from(having(finding=hung))).environ
+    environ = started(having(finding=hung)).environ
     assert environ["G4DEBUG_HANG_SECONDS"] == "2"
-    assert "G4DEBUG_HANG_SECONDS" not in setting_of(*started_from(having())).environ
+    assert "G4DEBUG_HANG_SECONDS" not in started(having()).environ
 
 
 @pytest.mark.parametrize(("asked", "given"), [(None, None), (8, 8)])
@@ -352,14 +355,10 @@ def test_sglang_makes_the_swa_pool_of_a_server_without_a_prefix_cache_by_itself(
 ) -> None:
     """With max_running_requests 0.5.23 makes it for as many requests, else by the ratio."""
     arguments = {"disable_radix_cache": True, "max_running_requests": asked}
-    made = setting_of(*started_from(having(arguments=arguments)))
+    made = started(having(arguments=arguments))
     assert made.arguments["max_running_requests"] == given
-    with_it = setting_of(*started_from(having(arguments={"max_running_requests": asked})))
+    with_it = started(having(arguments={"max_running_requests": asked}))
     assert with_it.arguments["max_running_requests"] == FACTS["max_running_requests"]
-
-
-def started_from(there: TrapRecord) -> tuple[TrapRecord, Tape, Recording]:
-    return there, *recording_of(there)
 
 
 @pytest.mark.parametrize(
@@ -382,8 +381,7 @@ def test_which_toy_stands_for_a_server_with_one_pool(
         tape=one_pool(**facts),
         geometry={**THERE.geometry, "serves": "Qwen3ForCausalLM (MHA, no window)"},
     )
-    on, recording = recording_of(there)
-    made = setting_of(there, on, recording)
+    made = started(there)
     assert (made.model.toy, made.model.name) == served
     (note,) = made.notes
     assert note == f"the model was Qwen3ForCausalLM (MHA, no window), and is {served[1]} here"
