@@ -513,6 +513,13 @@ _PREFIX_CACHE = (
         expected="the end of the last node that the request matched or inserted",
     ),
     _over(
+        "lent-row",
+        "a request's row of `req_to_token` names another page for its first tokens than the prefix "
+        "cache has: the request reads somebody else's KV",
+        confirmed_by=_TREE, what="but the prefix cache has another",
+        expected="the prefix cache has for these tokens",
+    ),
+    _over(
         "no-page", "a slot that is in no page of the pool is handed over or handed out",
         what="which the pool does not have",
     ),

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import torch
+
 
 class Sizes(NamedTuple):
     """How many tokens of a pool the prefix cache says that it has: those that it may evict, and
@@ -129,6 +131,28 @@ def path(tree: Any, node: Any) -> list[PathNode]:
         told.append(PathNode(one.id, at, end, -1 if value is None else len(value)))
         at = end
     return told
+
+
+def slots(tree: Any, node: Any, space: Any = None) -> Any:
+    """The slots of the full pool that the nodes from the root to ``node`` have, in their order.
+
+    int64, on their device; None where the tree does not tell. Does not wait. node: as of
+    :func:`path`. space: the namespace (``extra_key``) of the node's prompt.
+    """
+    native = core(tree)
+    if hasattr(native, "collect_full_device_indices"):
+        return native.collect_full_device_indices(node, tree.root_node_handle(space))
+    if isinstance(node, int):
+        if is_native(tree) or not hasattr(native, "node_by_id"):
+            return None
+        node = native.node_by_id(node)
+    values: list[Any] = []
+    while node is not None and node.parent is not None:
+        values.append(value_of(node))
+        node = node.parent
+    if not values or any(value is None for value in values):
+        return None
+    return torch.cat(values[::-1])
 
 
 def end(tree: Any, node: Any) -> int | None:

@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from g4debug.hooking import req_kv
+from g4debug.hooking import prefix_tree, req_kv
 from g4debug.hooking.free_group import in_free_group
 from g4debug.ledger.books import Pages, on_host
 from g4debug.ledger.free_lists import lists_of
@@ -169,22 +169,13 @@ class Holders:
         if node is None:
             return None
         try:
-            if hasattr(tree, "path_device_indices"):
-                tokens = on_host(tree.path_device_indices(node))
-            else:
-                tokens = self._upwards(tree, node)
+            found = prefix_tree.slots(tree, node, getattr(request, "extra_key", None))
         except (AttributeError, NotImplementedError, KeyError, TypeError):
             return None  # this kind of cache has no such path
+        if found is None:
+            return None
+        tokens = on_host(found)
         return tokens[:: self.page_size] // self.page_size
-
-    @staticmethod
-    def _upwards(tree: Any, node: Any) -> Pages:
-        values: list[Pages] = []
-        while node is not tree.root_node:
-            data = node.component_data[0] if hasattr(node, "component_data") else node
-            values.append(on_host(data.value))
-            node = node.parent
-        return np.concatenate(values[::-1]) if values else _NONE
 
     def rows(self, requests: Iterable[Any]) -> dict[int, int]:
         """Tokens that are allocated in each row in use, -1 if that is not known.

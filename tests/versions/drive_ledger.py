@@ -156,6 +156,7 @@ class Books:
         self.recorder.count()
         self.swa.before_run_batch(self.scheduler, batch)
         self.hooks.before_run(self.scheduler, batch)
+        self.cache.before_run(self.scheduler, batch)
         # The forward, of a server that overlaps and of one that does not.
         self.hooks.before_forward()
         self.hooks.meanwhile()
@@ -164,6 +165,7 @@ class Books:
 
     def before_result(self) -> None:
         self.hooks.before_result()
+        self.cache.before_result(self.scheduler)
 
     # --- what must hold -----------------------------------------------------------------------
 

@@ -20,12 +20,14 @@ from g4debug.tracers.prefix_cache.digests import Digests
 @dataclass(frozen=True)
 class Violation:
     """kind: the violation's name. column: the first bad page's place in the prompt. page: its index
-    in the full pool. got: a description of the bad page, if the kind alone does not say it."""
+    in the full pool. got: a description of the bad page, if the kind alone does not say it. right:
+    the page that the prefix cache has there, -1 if that is not the question."""
 
     kind: str
     column: int
     page: int
     got: str = ""
+    right: int = -1
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,22 @@ def handed_over(
         got = f"it was given for the tokens {token}..{token + size - 1}"
         return Violation("misplaced", at, int(pages[at]), got)
     return None
+
+
+def other_than(row: Pages, nodes: Pages, size: int) -> Violation | None:
+    """A request's row has the slots that the prefix cache has for its first tokens.
+
+    row, nodes: slots of these tokens, of the row and of the nodes; the longer one's rest is not
+    looked at.
+    """
+    count = min(len(row), len(nodes))
+    differs = row[:count] != nodes[:count]
+    if not differs.any():
+        return None
+    token = int(differs.argmax())
+    by_row, by_node = int(row[token]), int(nodes[token])
+    got = f"token {token} is in slot {by_row} by the row, and in slot {by_node} by the node"
+    return Violation("lent-row", token // size, by_row // size, got, by_node // size)
 
 
 def handed_out(pages: Pages, digests: Digests, contents: Contents) -> Violation | None:

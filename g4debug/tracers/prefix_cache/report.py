@@ -13,18 +13,21 @@ from g4debug.ledger.page_history import TAKES, last_of, said, short
 from g4debug.tracers.prefix_cache.check import Violation
 from g4debug.tracers.prefix_cache.confirm import holder_of
 from g4debug.tracers.prefix_cache.contents import Contents, Entry
+from g4debug.tracers.prefix_cache.digests import Digests
 
 
 @dataclass(frozen=True)
 class Case:
     """One violation, and the facts about it. request: the one that hands pages over or gets them,
-    '' if it is not known. node: the last node of the prefix that is handed out, None at an insert.
-    site: the hook that saw it, if nothing is handed out."""
+    '' if it is not known. digests: of its pages, as far as they were made. node: the last node of
+    the prefix that is handed out, None at an insert. site: the hook that saw it, if nothing is
+    handed out."""
 
     ledger: Ledger
     tree: Any
     violation: Violation
     request: str
+    digests: Digests
     contents: Contents
     node: Any
     site: str = "cache.insert"
@@ -57,6 +60,8 @@ def describe(case: Case) -> tuple[Finding, tuple[PageEvent, ...]]:
     what = f"the prefix cache {verb} {_page(case)}{of}, {record.what}"
     if page < 0 and case.violation.got:
         what = f"{record.what}: {case.violation.got}" if out else f"{case.who} {record.what}"
+    if case.violation.right >= 0:
+        what = f"the row of {case.who} names {_page(case)} for {case.tokens}, {record.what}"
     step = ledger.transport.step
     finding = record.finding(
         site="cache.match" if out else case.site,
@@ -67,13 +72,18 @@ def describe(case: Case) -> tuple[Finding, tuple[PageEvent, ...]]:
             request=case.request,
             column=case.violation.column,
         ),
-        expected=record.expected,
+        expected=_expected(case, record.expected),
         got=_got(case),
         owner=_owner(case),
         history=short(events),
         cause=_cause(case, events),
     )
     return finding, events
+
+
+def _expected(case: Case, by_kind: str) -> str:
+    right = case.violation.right
+    return by_kind if right < 0 else f"page {right}, which {by_kind}"
 
 
 def _page(case: Case) -> str:
@@ -114,6 +124,8 @@ def _owner(case: Case) -> str:
 
 def _cause(case: Case, events: tuple[PageEvent, ...]) -> str:
     kind, entry = case.violation.kind, case.entry
+    if kind == "lent-row":
+        return _row_or_node(case)
     if kind == "beyond":
         return (
             "a part of a prompt that was not computed is handed over: a chunk that got no room in "
@@ -159,4 +171,28 @@ def _cause(case: Case, events: tuple[PageEvent, ...]) -> str:
     return (
         "the request's row of req_to_token, or what was copied from it, is wrong there; which of "
         "the two is not known"
+    )
+
+
+def _row_or_node(case: Case) -> str:
+    """The two differ: which of them is wrong is told by what the pages hold."""
+    found, holds = case.violation, case.contents.digest
+    column, pages = found.column, (found.page, found.right)
+    if found.page == found.right:
+        return "the row was overwritten inside of the page, or the node was; which is not known"
+    if column < len(case.digests) and all(0 < page < len(holds) for page in pages):
+        row_holds, node_holds = (bool(holds[page] == case.digests[column]) for page in pages)
+        if node_holds and not row_holds:
+            return (
+                "the request's row of req_to_token was overwritten after the prefix cache had "
+                "lent it that page; by whom is not known"
+            )
+        if row_holds and not node_holds:
+            return (
+                "the node's value was overwritten while the request had it locked; by whom is not "
+                "known"
+            )
+    return (
+        "the request's row of req_to_token was overwritten, or the node's value was; which of the "
+        "two is not known"
     )

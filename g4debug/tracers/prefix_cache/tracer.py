@@ -12,6 +12,9 @@ and hand-out. Nodes are not watched: a node that is split, merged, or that loses
 event. On a GPU the slots reach the host a little later (:mod:`g4debug.ledger.index_transport`), in
 the order of all that happens to pages, and are judged then: within the step.
 
+As long as a request runs, its row of ``req_to_token`` must have the slots of its nodes: that is
+compared in each step (:mod:`g4debug.tracers.prefix_cache.lent_rows`).
+
 A suspicion that rests on the page ledger must be confirmed by SGLang's own structures before it
 becomes a finding (:mod:`g4debug.tracers.prefix_cache.confirm`). If they do not confirm it, nothing
 is reported, the log says so, and the page's entry is forgotten.
@@ -31,7 +34,7 @@ from g4debug.findings.record import Evidence, PageEvent
 from g4debug.hooking import prefix_tree, req_kv
 from g4debug.hooking.arguments import argument
 from g4debug.hooking.resolved import server_argument
-from g4debug.ledger.books import Pages, PoolLedger
+from g4debug.ledger.books import Pages, PoolLedger, on_host
 from g4debug.ledger.page_history import GIVES
 from g4debug.sanitizer import unsupported
 from g4debug.tracers.base import Context, Tracer
@@ -41,11 +44,13 @@ from g4debug.tracers.prefix_cache.check import (
     Violation,
     handed_out,
     handed_over,
+    other_than,
     whole_pages,
 )
 from g4debug.tracers.prefix_cache.confirm import is_real
 from g4debug.tracers.prefix_cache.contents import Contents
 from g4debug.tracers.prefix_cache.digests import Digests
+from g4debug.tracers.prefix_cache.lent_rows import LentRows
 from g4debug.tracers.prefix_cache.report import Case, describe
 
 logger = logging.getLogger("g4debug")
@@ -79,6 +84,7 @@ class PrefixCacheTracer:
         self._inserted: Prompt | None = None  # what it has handed over
         # By row: the request, its cache_protected_len and its last node, of which all agreed.
         self._agreed: dict[int, tuple[str, int, int]] = {}
+        self._rows: LentRows | None = None
         self._why: dict[int, str] = {}  # by id() of a prefix cache: why it is not judged
         self._unjudged = ""  # why no prefix cache of this server is judged
         self._doubts = 0
@@ -163,9 +169,13 @@ class PrefixCacheTracer:
         else:
             self.contents.forget(pages)
 
-    def before_result(self, *args: Any, **kwargs: Any) -> None:
+    def before_result(self, scheduler: Any, *args: Any, **kwargs: Any) -> None:
         # Pages that were handed out for this step are judged before its tokens leave the server.
         self.ledger.settle(wait=True)
+        rows = self._rows
+        if rows is not None:
+            for row in rows.take():
+                self._judge_row(prefix_tree.innermost(scheduler.tree_cache), rows, row)
 
     # --- a request hands pages over ----------------------------------------------------------
 
@@ -193,15 +203,81 @@ class PrefixCacheTracer:
 
     def before_run(self, scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
         tree = prefix_tree.innermost(scheduler.tree_cache)
+        pool = getattr(batch, "req_to_token_pool", None)
+        table = None if pool is None else pool.req_to_token
+        if self._rows is None and table is not None and self._judges(tree):
+            self._rows = LentRows(table)
+        rows = self._rows if self._rows is not None and self._rows.table is table else None
+        # A request that comes back after a retraction may look as before, and have other pages.
+        extends = batch.forward_mode is not None and batch.forward_mode.is_extend()
+        lent = 0
         for request in batch.reqs or ():
             self._judge_protected(tree, request, "scheduler.run_batch")
+            if rows is not None:
+                lent += self._learn(tree, rows, request, extends)
+        if rows is not None:
+            rows.compare(batch.req_pool_indices if lent else None)
+        if lent:
+            self.context.checked(lent, "tokens of rows compared with the prefix cache")
+
+    def _learn(self, tree: Any, rows: LentRows, request: Any, anew: bool) -> int:
+        """Learn what the prefix cache has of a request. How many tokens of its row are compared."""
+        row = req_kv.row(request)
+        now = self._agreed.get(row)
+        known = rows.known.get(row)
+        if now is not None and now == known and not anew:
+            return 0 if row in rows.told else now[1]
+        if now is None or now[0] != request.rid or now[1] != req_kv.protected(request):
+            rows.forget(row)  # a session's request, or one whose length is wrong
+            return 0
+        slots = None
+        if 0 < now[1] <= rows.table.shape[1]:
+            slots = prefix_tree.slots(tree, request.last_node, getattr(request, "extra_key", None))
+        if slots is None or len(slots) < now[1]:
+            rows.forget(row)
+            return 0
+        rows.learn(row, now, slots)
+        return now[1]
+
+    def _judge_row(self, tree: Any, rows: LentRows, row: int) -> None:
+        """A row is not what the prefix cache has for its first tokens: read both, and tell."""
+        known = rows.known.get(row)
+        request = None if known is None else self.ledger.requests.get(known[0])
+        cached = 0 if request is None else req_kv.protected(request) or 0
+        slots = None
+        if request is not None and req_kv.row(request) == row and cached:
+            space = getattr(request, "extra_key", None)
+            slots = prefix_tree.slots(tree, request.last_node, space)
+        if known is None or request is None or slots is None:
+            rows.forget(row)  # the request has left
+            return
+        count = min(known[1], cached, len(slots))
+        row_has, nodes_have = on_host(rows.table[row, :count]), on_host(slots[:count])
+        found = other_than(row_has, nodes_have, int(tree.page_size))
+        if found is None:
+            rows.forget(row)  # the next step learns it anew
+            self._doubts += 1
+            if self._doubts <= LOGGED:
+                logger.warning(
+                    "g4debug: prefix-cache: row %d of req_to_token seemed to differ from what the "
+                    "prefix cache has, but they are the same, so nothing is reported",
+                    row,
+                )
+            return
+        rows.tell(row)
+        pairs, size = int(_pairs(tree)), int(tree.page_size)
+        tokens = request.origin_input_ids
+        if len(tokens) < count + pairs:
+            tokens = tokens + request.output_ids
+        made = digests.of_pages(tokens, count // size, size, pairs, _space(request, pairs))
+        self._tell(tree, found, Prompt(made, request), site="scheduler.run_batch")
+
+    def before_release(self, request: Any, tree: Any, *args: Any, **kwargs: Any) -> None:
+        self._judge_protected(prefix_tree.innermost(tree), request, "cache.release")
 
     def before_evict(self, batch: Any, request: Any, *args: Any, **kwargs: Any) -> None:
         tree = prefix_tree.innermost(batch.tree_cache)
         self._judge_protected(tree, request, "batch.evict_swa")
-
-    def before_release(self, request: Any, tree: Any, *args: Any, **kwargs: Any) -> None:
-        self._judge_protected(prefix_tree.innermost(tree), request, "cache.release")
 
     def _judge_protected(self, tree: Any, request: Any, site: str) -> None:
         """``cache_protected_len`` is where the last node ends that the request got or inserted.
@@ -385,7 +461,9 @@ class PrefixCacheTracer:
         self, tree: Any, violation: Violation, prompt: Prompt, node: Any = None,
         site: str = "cache.insert",
     ) -> None:  # fmt: skip
-        case = Case(self.ledger, tree, violation, prompt.rid, self.contents, node, site)
+        case = Case(
+            self.ledger, tree, violation, prompt.rid, prompt.digests, self.contents, node, site
+        )
         finding, events = describe(case)
         self.context.trap.report(finding, Evidence(events=events))
 

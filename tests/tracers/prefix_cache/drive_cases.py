@@ -280,6 +280,89 @@ CASES |= {
 }
 
 
+# --- what the prefix cache has of a request that runs -------------------------------------------
+
+
+def broken_lent(change: Callable[[Load, Any, int], Any], pages: int = 1) -> Case:
+    """A request decodes whose first pages were lent to it; ``change`` is given the last of them."""
+
+    def run(load: Load) -> None:
+        prompt = [91] * (4 * PAGE + 3)
+        load.come(prompt, 1, rid="first")
+        load.until(lambda: all(r.rid != "first" for r in (*load.server.waiting, *alive(load))))
+        load.come([*prompt, 90, 89], 300, rid="second")
+
+        def lent() -> Any:
+            for request in alive(load):
+                cached = int(req_kv.protected(request) or 0) // PAGE
+                if request.rid == "second" and cached >= pages:
+                    return request, cached - 1
+            return None
+
+        request, column = load.until(lent)
+        change(load, request, column)
+        assert req_kv.row(request) > 0, "it still runs"
+        load.rounds(2)
+
+    return run
+
+
+def alive(load: Load) -> list[Any]:
+    """The requests that decode."""
+    running = [] if load.server.running is None else load.server.running.reqs
+    return [r for r in running if not r.finished() and req_kv.row(r) > 0]
+
+
+def another_in_this_column(load: Load, request: Any, column: int) -> None:
+    """A page that a live request has of its own, in the same column: only the tree tells."""
+    load.come(list(range(1, (column + 1) * PAGE + 2)), 100, rid="same-column")
+    (other,) = load.until(lambda: [r for r in alive(load) if r.rid == "same-column"])
+    load.put(request, column, load.page_of(other, column))
+
+
+def cached_in_this_column(load: Load, request: Any, column: int) -> None:
+    """A page that the prefix cache has in the same column of another prompt."""
+    mine = load.page_of(request, column)
+    for node in cache_tree.nodes(load.tree):
+        begin = sum(len(n.key) for n in above(node)) // PAGE
+        has = value(node)
+        if begin <= column < begin + len(has) // PAGE:
+            page = int(has[(column - begin) * PAGE]) // PAGE
+            if page != mine:
+                load.put(request, column, page)
+                return
+    raise AssertionError("no other node reaches this column")
+
+
+def above(node: Any) -> list[Any]:
+    found = []
+    while node.parent is not None:
+        node = node.parent
+        found.append(node)
+    return found
+
+
+def one_slot(load: Load, request: Any, column: int) -> None:
+    load.table[req_kv.row(request), column * PAGE + 5] += 1
+
+
+def exchanged(load: Load, request: Any, column: int) -> None:
+    one, two = load.page_of(request, column - 1), load.page_of(request, column)
+    load.put(request, column - 1, two)
+    load.put(request, column, one)
+
+
+CASES |= {
+    "lent_live": broken_lent(another_in_this_column),
+    "lent_cached": broken_lent(cached_in_this_column),
+    "lent_slot": broken_lent(one_slot),
+    "lent_exchanged": broken_lent(exchanged, 2),
+    "lent_free": broken_lent(
+        lambda load, r, c: load.put(r, c, drive_ledger.free_pages(full_of(load))[-1])
+    ),
+}
+
+
 @case
 def chunk_not_admitted(load: Load) -> None:
     """Upstream #24252: the whole prompt is handed over, and only a part of it was computed."""

@@ -53,6 +53,14 @@ ROWS = {
     "protected_more": "protected",
     "protected_one_more": "protected",
 }
+# What the row of a request that runs has in place of what the prefix cache has.
+LENT = {
+    "lent_live": "overwritten after the prefix cache had lent it",
+    "lent_cached": "overwritten after the prefix cache had lent it",
+    "lent_exchanged": "overwritten after the prefix cache had lent it",
+    "lent_free": "overwritten after the prefix cache had lent it",
+    "lent_slot": "the row was overwritten inside of the page, or the node was",
+}
 # Pages that are lost: what a census finds.
 LOST = {
     "lost_full_page": "leaked",
@@ -69,7 +77,9 @@ LOST = {
     "size_drifts": "miscounted",
 }
 # Those that need nodes in Python.
-IN_PYTHON = {*NODES, "lost_short_node", "lost_alias", "lost_tombstone", "size_drifts"}
+IN_PYTHON = {
+    *NODES, "lent_cached", "lost_short_node", "lost_alias", "lost_tombstone", "size_drifts",
+}  # fmt: skip
 # A page that another request hands over may be in the prefix cache by then, or a cached one still
 # be that request's.
 SAME = {"foreign": {"foreign", "holds-other"}, "holds-other": {"foreign", "holds-other"}}
@@ -129,6 +139,17 @@ def test_what_the_prefix_cache_gets_and_gives(told, case):
     if case in NODES and kind == "wrong-page":
         assert "node " in found["headline"]
         assert "handed it over in step" in found["got"]
+
+
+@pytest.mark.parametrize("case", LENT)
+def test_the_row_of_a_request_that_runs(told, case):
+    """Told in the next step, though the page is in the column that it was handed out for."""
+    if told["native"] and case in IN_PYTHON:
+        pytest.skip("the nodes are not in Python")
+    found = told[case]
+    assert (found.get("check"), found.get("kind")) == ("prefix-cache", "lent-row"), found
+    assert LENT[case] in found["cause"], found
+    assert "by the row, and in slot" in found["got"], found
 
 
 @pytest.mark.parametrize("case", LOST)
