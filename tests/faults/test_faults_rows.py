@@ -15,6 +15,7 @@ from g4debug.faults.grammar import Chain, parse
 
 pytestmark = pytest.mark.usefixtures("sglang")
 TOKENS = {"a": 50, "b": 100, "c": 61}
+LENT = {"a": 0, "b": 2 * PAGE, "c": 0}  # tokens that the prefix cache lent
 
 
 class Batch:
@@ -34,6 +35,7 @@ class Batch:
                 rid, output_ids=[1], sampling_params=SimpleNamespace(max_new_tokens=99),
                 is_retracted=False, kv_committed_len=tokens, kv_allocated_len=tokens + 4,
                 cache_protected_len=tokens // PAGE * PAGE,
+                cached_tokens=LENT[rid],
             )  # fmt: skip
             request.put(req_pool_idx=self.rig.admit(rid, tokens + 4).req_pool_idx)
             requests.append(request)
@@ -91,6 +93,17 @@ def test_a_wrong_page_in_the_middle_of_a_row(task):
         assert (sorted(had) == sorted(has)) is (task == "order")
     assert len(columns) == (2 if task == "order" else 1)
     assert len(it.injection.schedule) == 1
+
+
+def test_another_page_than_the_prefix_cache_lent():
+    it = Batch("lent-row-page=1*on")
+    (_, _, pages), cells, slots, _ = it.run()
+    (row,) = {r for r, _ in cells}
+    (column,) = {c // PAGE for _, c in cells}
+    assert not slots
+    assert row == kv_of(it.batch.reqs[1]).req_pool_idx  # nobody else was lent a page
+    assert it.pages(1)[column] in (pages[0][column], pages[2][column])
+    assert pages[1][column] not in it.pages(1)
 
 
 @pytest.mark.parametrize("task", ["other", "zero"])
