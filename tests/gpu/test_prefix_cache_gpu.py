@@ -50,8 +50,8 @@ MODES = {
     "raise": {"G4DEBUG_MODE": "raise", "G4DEBUG_NOT_RUN_ON_THIS_RELEASE": "1"},
 }
 FAULTS = (
-    "cached-page-alias", "insert-wrong-page", "protected-page", "verify-input", "verify-result",
-    "sampled-token",
+    "cached-page-alias", "insert-wrong-page", "lent-row-page", "protected-page", "verify-input",
+    "verify-result", "sampled-token",
 )  # fmt: skip
 DRILLS = [(name, drill) for name in FAULTS for drill in discovery.load("fault", name).drills]
 Served = tuple[int, dict[str, Any], str, list[Path]]
