@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -73,6 +73,16 @@ class Prompt:
         return "" if self.request is None else str(self.request.rid)
 
 
+class _State(NamedTuple):
+    """What was judged at the beginning of a step. In most steps it is as it was in the last one."""
+
+    tree: Any
+    requests: list[Any]
+    rows: list[Any]
+    protected: list[Any]
+    nodes: list[Any]
+
+
 class PrefixCacheTracer:
     def __init__(self, context: Context) -> None:
         assert context.ledger is not None, "declared as ledger=True"
@@ -85,6 +95,8 @@ class PrefixCacheTracer:
         # By row: the request, its cache_protected_len and its last node, of which all agreed.
         self._agreed: dict[int, tuple[str, int, int]] = {}
         self._rows: LentRows | None = None
+        self._state: _State | None = None  # as of the last step
+        self._lent = 0  # tokens of its rows that are compared with the prefix cache
         self._why: dict[int, str] = {}  # by id() of a prefix cache: why it is not judged
         self._unjudged = ""  # why no prefix cache of this server is judged
         self._doubts = 0
@@ -208,17 +220,26 @@ class PrefixCacheTracer:
         if self._rows is None and table is not None and self._judges(tree):
             self._rows = LentRows(table)
         rows = self._rows if self._rows is not None and self._rows.table is table else None
+        requests = batch.reqs or []
         # A request that comes back after a retraction may look as before, and have other pages.
         extends = batch.forward_mode is not None and batch.forward_mode.is_extend()
-        lent = 0
-        for request in batch.reqs or ():
-            self._judge_protected(tree, request, "scheduler.run_batch")
-            if rows is not None:
-                lent += self._learn(tree, rows, request, extends)
+        now = _State(
+            tree,
+            list(requests),
+            req_kv.values(requests, req_kv.ROW),
+            req_kv.values(requests, req_kv.PROTECTED),
+            [getattr(request, "last_node", None) for request in requests],
+        )
+        if extends or now != self._state:
+            self._state, self._lent = now, 0
+            for request in requests:
+                self._judge_protected(tree, request, "scheduler.run_batch")
+                if rows is not None:
+                    self._lent += self._learn(tree, rows, request, extends)
         if rows is not None:
-            rows.compare(batch.req_pool_indices if lent else None)
-        if lent:
-            self.context.checked(lent, "tokens of rows compared with the prefix cache")
+            rows.compare(batch.req_pool_indices if self._lent else None)
+            if self._lent:
+                self.context.checked(self._lent, "tokens of rows compared with the prefix cache")
 
     def _learn(self, tree: Any, rows: LentRows, request: Any, anew: bool) -> int:
         """Learn what the prefix cache has of a request. How many tokens of its row are compared."""
@@ -241,6 +262,7 @@ class PrefixCacheTracer:
 
     def _judge_row(self, tree: Any, rows: LentRows, row: int) -> None:
         """A row is not what the prefix cache has for its first tokens: read both, and tell."""
+        self._state = None
         known = rows.known.get(row)
         request = None if known is None else self.ledger.requests.get(known[0])
         cached = 0 if request is None else req_kv.protected(request) or 0
