@@ -26,7 +26,7 @@ def install(injection: Injection) -> None:
             for victim, _ in able
             for column in range(min(victim.cached_tokens, req_kv.protected(victim) or 0) // size)
             for owner, pages in able
-            if owner is not victim and column < pages and _differ(table, victim, owner, column * size)
+            if column < pages and _differ(table, victim, owner, column * size)
         ]
         if not found or not injection.fire():
             return

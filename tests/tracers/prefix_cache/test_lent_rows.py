@@ -1,4 +1,4 @@
-"""The sums of rows: the kernels, run by Triton's interpreter, beside torch; and what they notice."""
+"""The sums of rows: the kernels, by Triton's interpreter, beside torch; and what they notice."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_kernels_and_torch_say_the_same(count, wrong):
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_whatever_the_row_has_instead_is_noticed(data):
-    """Exchanged, shifted and foreign pages, and single slots: small pools, where sums could meet."""
+    """Exchanged, shifted and foreign pages of a small pool, where sums could meet."""
     size = data.draw(st.sampled_from([1, 16]))
     pages = data.draw(st.lists(st.integers(1, 12), min_size=2, max_size=8, unique=True))
     other = data.draw(
