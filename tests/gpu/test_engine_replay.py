@@ -37,7 +37,7 @@ def run_engine(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=300,
+        timeout=600,  # with cold caches kernels are compiled for minutes
         check=False,
     )
     (folder / "log").write_text(finished.stdout)
