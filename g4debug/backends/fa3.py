@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from g4debug.backends.base import Guarding, Sites, TableAdapter, prefix_is_fetched
-from g4debug.hooking.targets import CPU
+from g4debug.hooking.targets import CPU, H100
 
 if TYPE_CHECKING:
     import torch
@@ -31,7 +31,7 @@ class Fa3(TableAdapter):
     replay = "attn.fa3.metadata_replay"
     tables: ClassVar = {"full": "page_table", "swa": "swa_page_table"}
     lengths = "cache_seqlens_int32"
-    run: ClassVar = {"0.5.23": (CPU,)}
+    run: ClassVar = {"0.5.23": (CPU, H100)}
 
     def __init__(self) -> None:
         self._now: tuple[Any, Any, Any] | None = None  # backend, layer and batch that run

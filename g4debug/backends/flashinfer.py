@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from g4debug.backends.base import Guarding, ListAdapter, Sites
 from g4debug.backends.handed_over import TokenLists
 from g4debug.hooking import targets
-from g4debug.hooking.targets import CPU
+from g4debug.hooking.targets import CPU, H100
 
 if TYPE_CHECKING:
     import torch
@@ -57,7 +57,7 @@ class FlashInfer(ListAdapter):
     metadata = "attn.flashinfer.metadata"
     replay = "attn.flashinfer.metadata_replay"
     phases = ("prefill", "decode")
-    run: ClassVar = {"0.5.23": (CPU,)}
+    run: ClassVar = {"0.5.23": (CPU, H100)}
 
     def __init__(self) -> None:
         self._windows: dict[int, int | None] = {}  # by id() of a backend: SGLang's window

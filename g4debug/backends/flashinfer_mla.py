@@ -12,10 +12,11 @@ leaves as it was captured (``fast_mla_decode_plan``): it is read by nobody and s
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from g4debug.backends.base import Guarding
 from g4debug.backends.flashinfer import FlashInfer
+from g4debug.hooking.targets import CPU
 
 if TYPE_CHECKING:
     import torch
@@ -31,6 +32,7 @@ class FlashInferMla(FlashInfer):
     )
     metadata = "attn.flashinfer_mla.metadata"
     replay = "attn.flashinfer_mla.metadata_replay"
+    run: ClassVar = {"0.5.23": (CPU,)}
 
     def learn(self, backend: Any, model_runner: Any, guard: Guarding) -> bool:
         if getattr(backend, "enable_chunk_kv", False):

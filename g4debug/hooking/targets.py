@@ -470,7 +470,7 @@ RUN: dict[str, dict[str, tuple[str, ...]]] = {
         "prefix-cache": (CPU, H100),
     },
     "0.5.23": {
-        **dict.fromkeys((*_EVERY, "kv-writes", "rank-divergence"), (CPU, H200)),
+        **dict.fromkeys((*_EVERY, "kv-writes", "rank-divergence"), (CPU, H100, H200)),
         "prefix-cache": (CPU, H100),
     },
 }

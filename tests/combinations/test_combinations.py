@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from g4debug import backends, speculation
 from g4debug.combinations import run, seen
 from g4debug.combinations.refusal import refusal
 from g4debug.combinations.run import Run
@@ -224,3 +225,25 @@ def test_the_message_names_what_was_run_with_such_a_model(monkeypatch, table, re
     said = refusal(with_(LLAMA, attention=seen.LINEAR), Settings(), on_cpu=True)
     assert "run were Gemma-4 (MHA, windows in an SWA pool); " in said
     assert refusal(with_(GEMMA), Settings(), on_cpu=False) == ""
+
+
+def test_what_a_gpu_ran_is_judged_there_by_its_adapters():
+    """The gate would open, and page-table or spec-lifecycle stay closed behind it."""
+    closed = []
+    for one in run.RUNS:
+        for release, places in one.at.items():
+            if not targets.ran_on(places, False):
+                continue
+            closed += [
+                (release, name)
+                for name in one.backends
+                if not targets.ran_on(backends.adapter(name).run.get(release, ()), False)
+            ]
+            closed += [
+                (release, worker.name)
+                for worker in speculation.adapters()
+                if worker.name in one.drafts and release in worker.run
+                if not targets.ran_on(worker.run[release], False)
+            ]
+    # Gemma-4 prefills on triton there, of which too little was run; page-table says so at start.
+    assert set(closed) == {("0.5.15.post1", "triton")}
