@@ -80,6 +80,20 @@ def other_books(server_args: Any) -> str:
     return other_indices(server_args)
 
 
+def other_prefixes(server_args: Any) -> str:
+    """Why the prefix cache may rightly have other pages than a request's row; '' if it may not."""
+    if server_argument(server_args, "disaggregation_mode", "null") != "null":
+        return (
+            "prefill and decode are disaggregated: a request that was retracted keeps pages of its "
+            "own on 0.5.15, and it was never run so"
+        )
+    if server_argument(server_args, "enable_pdmux"):
+        return "--enable-pdmux runs prefill beside decode, on streams that do not wait"
+    if server_argument(server_args, "dllm_algorithm"):
+        return "a diffusion model writes its row anew, and it was never run so"
+    return ""
+
+
 def moving_pages(server_args: Any, by_snapshot: bool = False) -> list[str]:
     """Why it cannot be judged on this server which page belongs where; empty if it can.
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from g4debug.tracers.prefix_cache.lent_rows import LentRows, compare, expect, weights_of
+from g4debug.tracers.prefix_cache.lent_rows import (
+    LentRows,
+    State,
+    compare,
+    expect,
+    slices,
+    weights_of_a_slice,
+)
 
 pytestmark = [
     pytest.mark.gpu,
@@ -14,13 +21,17 @@ pytestmark = [
 ROWS, TOKENS = 70, 131_072 + 4
 
 
+class Request:
+    """Something that can be referred to weakly."""
+
+
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("most", [64, 4096, 5000, 131_072])
 def test_kernels_and_torch_say_the_same(most, dtype):
     draw = torch.Generator().manual_seed(most)
-    weights = weights_of(TOKENS)
+    weights = weights_of_a_slice()
     table = torch.randint(0, 1 << 30, (ROWS, TOKENS), generator=draw, dtype=torch.int32)
-    expected = torch.zeros((ROWS, 2), dtype=torch.int64)
+    expected = torch.zeros((ROWS, 1 + slices(TOKENS)), dtype=torch.int64)
     on_gpu = expected.cuda()
     for row in range(1, ROWS):
         count = int(torch.randint(1, most + 1, (1,), generator=draw))
@@ -33,8 +44,8 @@ def test_kernels_and_torch_say_the_same(most, dtype):
     rows = torch.randperm(ROWS + 8, generator=draw)[: ROWS - 5].to(dtype) - 4  # some are no rows
     marks, seen = torch.zeros(ROWS, dtype=torch.int64), torch.zeros(ROWS, dtype=torch.int64)
     seen = seen.pin_memory()
-    compare(table, rows, weights, expected, marks)
-    compare(table.cuda(), rows.cuda(), weights.cuda(), on_gpu, seen)
+    compare(table, rows, weights, expected, marks, most)
+    compare(table.cuda(), rows.cuda(), weights.cuda(), on_gpu, seen, most)
     torch.cuda.synchronize()
     assert torch.equal(marks, seen)
     in_batch = {int(row) for row in rows if 0 < row < ROWS}
@@ -46,11 +57,12 @@ def test_a_row_that_changes_is_told_at_its_step_and_not_before():
     table[3, :512] = torch.arange(64, 576, dtype=torch.int32, device="cuda")
     rows = LentRows(table)
     batch = torch.tensor([3, 4], device="cuda")
-    rows.learn(3, ("r", 512, 7), torch.arange(64, 576, device="cuda"))
-    rows.compare(batch)
+    who = Request()
+    rows.learn(3, who, State("r", 512, 7), torch.arange(64, 576, device="cuda"))
+    rows.compare(batch, 512)
     assert rows.take() == []
     table[3, 511] = 4
-    rows.compare(None)
+    rows.compare(None, 0)
     assert rows.take() == []
-    rows.compare(batch)
+    rows.compare(batch, 512)
     assert rows.take() == [3]

@@ -165,7 +165,8 @@ class Books:
 
     def before_result(self) -> None:
         self.hooks.before_result()
-        self.cache.before_result(self.scheduler)
+        self.cache.before_result()
+        self.cache.judge_rows(self.scheduler)
 
     # --- what must hold -----------------------------------------------------------------------
 

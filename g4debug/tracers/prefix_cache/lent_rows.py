@@ -5,19 +5,20 @@ from the root to the request's last node have the slots of these tokens, and the
 these nodes. So as long as it runs, its row must have the same slots. Other requests read some of
 these pages by right, in the same columns, so only this comparison tells a page that is wrong.
 
-When a request is admitted, or hands more tokens over, the sum of its path is made on the device.
-In each step the sum of the row is compared with it there: one launch, for which nobody waits. Token
-t has the weight ``weights[t]``, which is odd, so a single wrong slot always changes the sum. The
-sums are int64 and wrap around.
+When a request is admitted, or hands more tokens over, its path is summed up on the device, one sum
+for each SLICE of tokens. In each step the sums of the row are compared with these there: one
+launch, for which nobody waits. Token t has the weight ``weights[t % SLICE]``, which is odd, so a
+single wrong slot always changes the sum. The sums are int64 and wrap around.
 
-A kernel writes to pinned memory which rows are wrong. Each word has one writer, and a word that the
-host clears too early is written again in the next step, because a wrong row stays wrong.
+A kernel writes to pinned memory which rows are wrong. A word that the host clears too early is
+written again in the next step, because a wrong row stays wrong.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,50 +26,74 @@ import triton.language as tl
 
 from g4debug import launching
 
-BLOCK = 4096
-IN_FLIGHT = 8  # steps of which the result is not processed yet; SGLang has two at most
+SLICE = 16384  # tokens that one program of a kernel reads
+BLOCK = 4096  # tokens that it reads at once
+IN_FLIGHT = 2  # steps of which the result is not processed yet; SGLang has no more
 _ODD = 0x9E3779B1  # of Fibonacci hashing (Knuth, TAOCP 3, 6.4)
 
 
-@launching.kernel(tensors=3, numbers=2)
-def _expect_kernel(slots, weights, expected, row, count, BLOCK: tl.constexpr):
+@launching.kernel(tensors=3, numbers=3)
+def _expect_kernel(
+    slots, weights, expected, row, count, words, SLICE: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    part = tl.program_id(0)
+    first = part * SLICE
     total = tl.zeros((BLOCK,), dtype=tl.int64)
-    for begin in range(0, count, BLOCK):
+    for begin in range(0, SLICE, BLOCK):
         at = begin + tl.arange(0, BLOCK)
-        slot = tl.load(slots + at, mask=at < count, other=0).to(tl.int64)
-        total += slot * tl.load(weights + at, mask=at < count, other=0)
-    tl.store(expected + 2 * row, count.to(tl.int64))
-    tl.store(expected + 2 * row + 1, tl.sum(total, axis=0))
+        inside = first + at < count
+        slot = tl.load(slots + first + at, mask=inside, other=0).to(tl.int64)
+        total += slot * tl.load(weights + at, mask=inside, other=0)
+    to = expected + row.to(tl.int64) * words
+    tl.store(to + 1 + part, tl.sum(total, axis=0))
+    if part == 0:
+        tl.store(to, count.to(tl.int64))
 
 
-@launching.kernel(tensors=5, numbers=2)
+@launching.kernel(tensors=5, numbers=3)
 def _compare_kernel(
-    table, rows, weights, expected, wrong, last, stride, BLOCK: tl.constexpr
+    table, rows, weights, expected, wrong, last, stride, words,
+    SLICE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.load(rows + tl.program_id(0)).to(tl.int64)
+    part = tl.program_id(1)
+    first = part * SLICE
     if (row > 0) & (row < last):
-        count = tl.load(expected + 2 * row)
-        right = tl.load(expected + 2 * row + 1)
-        total = tl.zeros((BLOCK,), dtype=tl.int64)
-        for begin in range(0, count, BLOCK):
-            at = begin + tl.arange(0, BLOCK)
-            slot = tl.load(table + row * stride + at, mask=at < count, other=0).to(tl.int64)
-            total += slot * tl.load(weights + at, mask=at < count, other=0)
-        if (count > 0) & (tl.sum(total, axis=0) != right):
-            tl.store(wrong + row, count)
+        count = tl.load(expected + row * words)
+        if first < count:
+            total = tl.zeros((BLOCK,), dtype=tl.int64)
+            for begin in range(0, SLICE, BLOCK):
+                at = begin + tl.arange(0, BLOCK)
+                inside = first + at < count
+                slot = tl.load(table + row * stride + first + at, mask=inside, other=0)
+                total += slot.to(tl.int64) * tl.load(weights + at, mask=inside, other=0)
+            right = tl.load(expected + row * words + 1 + part)
+            if tl.sum(total, axis=0) != right:
+                tl.store(wrong + row, count)
 
 
 _launch_expect = launching.Launcher(_expect_kernel)
 _launch_compare = launching.Launcher(_compare_kernel)
 
 
-def weights_of(tokens: int) -> torch.Tensor:
-    """int64 [tokens]: odd, below 2**31, and not a simple series, so that no exchange of pages
+def weights_of_a_slice() -> torch.Tensor:
+    """int64 [SLICE]: odd, below 2**31, and not a simple series, so that no exchange of pages
     leaves the sum as it was."""
-    at = np.arange(1, tokens + 1, dtype=np.uint64) * np.uint64(_ODD)
+    at = np.arange(1, SLICE + 1, dtype=np.uint64) * np.uint64(_ODD)
     at ^= at >> np.uint64(15)
     at = (at * np.uint64(_ODD)) >> np.uint64(16)
     return torch.from_numpy(((at & np.uint64(0x7FFFFFFF)) | np.uint64(1)).astype(np.int64))
+
+
+def slices(tokens: int) -> int:
+    return -(-tokens // SLICE)
+
+
+def sums(slots: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """int64 [slices]: the sum of each slice. slots: integer [n]."""
+    padded = torch.zeros(slices(len(slots)) * SLICE, dtype=torch.int64)
+    padded[: len(slots)] = slots.to(torch.int64)
+    return (padded.view(-1, SLICE) * weights).sum(1)
 
 
 def expect(
@@ -76,15 +101,23 @@ def expect(
 ) -> None:
     """Note what the first ``count`` tokens of a row must be.
 
-    slots: integer [>= count]. weights: int64 [tokens]. expected: int64 [rows, 2], for each row how
-    many tokens are known, and their sum. Waits for nothing.
+    slots: integer [>= count]. weights: int64 [SLICE]. expected: int64 [rows, 1 + slices], for each
+    row how many tokens are known, and their sums. Waits for nothing.
     """
     if slots.is_cuda:
-        tensors = (slots.contiguous(), weights, expected)
-        _launch_expect((1, 1, 1), tensors, (row, count), (BLOCK,))
+        launch_expect(slots, weights, expected, row, count)
         return
     expected[row, 0] = count
-    expected[row, 1] = (slots[:count].to(torch.int64) * weights[:count]).sum()
+    expected[row, 1 : 1 + slices(count)] = sums(slots[:count], weights)
+
+
+def launch_expect(
+    slots: torch.Tensor, weights: torch.Tensor, expected: torch.Tensor, row: int, count: int
+) -> None:
+    """The same, in one launch."""
+    tensors = (slots.contiguous(), weights, expected)
+    numbers = (row, count, expected.stride(0))
+    _launch_expect((max(1, slices(count)), 1, 1), tensors, numbers, (SLICE, BLOCK))
 
 
 def compare(
@@ -93,67 +126,112 @@ def compare(
     weights: torch.Tensor,
     expected: torch.Tensor,
     wrong: torch.Tensor,
+    most: int,
 ) -> None:
     """Mark in ``wrong`` which of these rows is not what was expected.
 
     table: int32 [rows, tokens], ``req_to_token``. rows: integer [n]. wrong: int64 [rows], in pinned
-    memory if the others are on a GPU. Waits for nothing there.
+    memory if the others are on a GPU. most: tokens that are known of any of these rows, or more.
+    Waits for nothing there.
     """
     if table.is_cuda:
-        tensors = (table, rows.contiguous(), weights, expected, wrong)
-        _launch_compare((rows.numel(), 1, 1), tensors, (len(table), table.stride(0)), (BLOCK,))
+        launch_compare(table, rows, weights, expected, wrong, most)
         return
     for row in rows.tolist():
         if not 0 < row < len(table):
             continue
-        count, right = expected[row].tolist()
-        has = table[row, :count].to(torch.int64) * weights[:count]
-        if count and int(has.sum()) != right:
+        count = int(expected[row, 0])
+        has = sums(table[row, :count], weights)
+        if not torch.equal(has, expected[row, 1 : 1 + slices(count)]):
             wrong[row] = count
+
+
+def launch_compare(
+    table: torch.Tensor,
+    rows: torch.Tensor,
+    weights: torch.Tensor,
+    expected: torch.Tensor,
+    wrong: torch.Tensor,
+    most: int,
+) -> None:
+    """The same, in one launch."""
+    tensors = (table, rows.contiguous(), weights, expected, wrong)
+    numbers = (len(table), table.stride(0), expected.stride(0))
+    grid = (rows.numel(), max(1, slices(most)), 1)
+    _launch_compare(grid, tensors, numbers, (SLICE, BLOCK))
+
+
+class State(NamedTuple):
+    """What SGLang says of a request: how many tokens the prefix cache has, its last node, and how
+    often it was retracted. After a retraction it may have other pages for the same tokens."""
+
+    rid: str
+    tokens: int
+    node: int
+    retractions: int = 0
+
+
+class Learnt(NamedTuple):
+    """What was summed up for a row. request: a weak reference to the request itself."""
+
+    state: State
+    request: Any
 
 
 class LentRows:
     """What the prefix cache has for the first tokens of each row.
 
-    known: row -> the request, its ``cache_protected_len`` and its last node, of which the path was
-    summed up. told: rows that were found wrong, and are not compared until they change.
+    known: row -> what was summed up. told: rows that were found wrong, and are not compared until
+    they change.
     """
 
     def __init__(self, table: torch.Tensor) -> None:
         """table: int32 [rows, tokens], ``req_to_token``."""
         self.table = table
-        self.known: dict[int, tuple[str, int, int]] = {}
+        self.known: dict[int, Learnt] = {}
         self.told: set[int] = set()
-        device, pinned = table.device, table.is_cuda
-        self._weights = weights_of(table.shape[1]).to(device)
-        self._expected = torch.zeros((len(table), 2), dtype=torch.int64, device=device)
-        self._wrong = torch.zeros(len(table), dtype=torch.int64, pin_memory=pinned)
+        device, shape = table.device, (len(table), 1 + slices(table.shape[1]))
+        self._weights = weights_of_a_slice().to(device)
+        self._expected = torch.zeros(shape, dtype=torch.int64, device=device)
+        self._wrong = torch.zeros(len(table), dtype=torch.int64, pin_memory=table.is_cuda)
         self._words = self._wrong.numpy()
         # An event (``torch.cuda.Event``) for each step whose result was not processed yet, None
         # where nothing was compared.
         self._events: deque[Any] = deque(maxlen=IN_FLIGHT)
+        if table.is_cuda:  # so that nothing is compiled while a request waits
+            nobody = torch.zeros(1, dtype=torch.int64, device=device)
+            expect(nobody, self._weights, self._expected, 0, 0)
+            compare(table, nobody, self._weights, self._expected, self._wrong, 0)
 
-    def learn(self, row: int, now: tuple[str, int, int], slots: torch.Tensor) -> None:
-        """The prefix cache has these slots for the first tokens of a row: now[1] of them."""
-        self.known[row] = now
+    def learn(self, row: int, request: Any, state: State, slots: torch.Tensor) -> None:
+        """The prefix cache has these slots for the first tokens of a row."""
+        self.known[row] = Learnt(state, weakref.ref(request))
         self.told.discard(row)
-        expect(slots, self._weights, self._expected, row, now[1])
+        expect(slots, self._weights, self._expected, row, state.tokens)
 
     def forget(self, row: int) -> None:
         """Compare nothing of this row until it is learnt anew."""
-        if self.known.pop(row, None) is not None:
-            self._expected[row].zero_()
+        self.leave(row)
+        self._expected[row].zero_()
+
+    def leave(self, row: int) -> None:
+        """The request leaves its row, which no forward reads until it is given to another."""
+        self.known.pop(row, None)
+        self.told.discard(row)
 
     def tell(self, row: int) -> None:
         """A row was found wrong: that is told once."""
         self.told.add(row)
         self._expected[row].zero_()
 
-    def compare(self, rows: torch.Tensor | None) -> None:
-        """A step begins: compare these rows of ``req_to_token``. Waits for nothing on a GPU."""
+    def compare(self, rows: torch.Tensor | None, most: int) -> None:
+        """A step begins: compare these rows of ``req_to_token``. Waits for nothing on a GPU.
+
+        most: tokens that are known of any of them, or more.
+        """
         event = None
         if rows is not None:
-            compare(self.table, rows, self._weights, self._expected, self._wrong)
+            compare(self.table, rows, self._weights, self._expected, self._wrong, most)
             if self.table.is_cuda:
                 event = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 event.record()

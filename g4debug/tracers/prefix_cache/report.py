@@ -178,6 +178,15 @@ def _row_or_node(case: Case) -> str:
     """The two differ: which of them is wrong is told by what the pages hold."""
     found, holds = case.violation, case.contents.digest
     column, pages = found.column, (found.page, found.right)
+    pool = case.ledger.pools["full"]
+    if 0 < found.page < pool.pages and not pool.held[found.page] and not case.ledger.broken:
+        freed = last_of(case.ledger.history("full", found.page), TAKES)
+        since = "" if freed is None else f" ({said(freed)})"
+        return (
+            f"the page in the row is free{since}: the row was overwritten, or the prefix cache "
+            "freed and replaced the page while the request had it locked (upstream #29352, in "
+            "0.5.12.post1); which of the two is not known"
+        )
     if found.page == found.right:
         return "the row was overwritten inside of the page, or the node was; which is not known"
     if column < len(case.digests) and all(0 < page < len(holds) for page in pages):

@@ -50,7 +50,7 @@ from g4debug.tracers.prefix_cache.check import (
 from g4debug.tracers.prefix_cache.confirm import is_real
 from g4debug.tracers.prefix_cache.contents import Contents
 from g4debug.tracers.prefix_cache.digests import Digests
-from g4debug.tracers.prefix_cache.lent_rows import LentRows
+from g4debug.tracers.prefix_cache.lent_rows import LentRows, State
 from g4debug.tracers.prefix_cache.report import Case, describe
 
 logger = logging.getLogger("g4debug")
@@ -58,6 +58,7 @@ logger = logging.getLogger("g4debug")
 CACHES = ("SWARadixCache", "RadixCache", "UnifiedRadixCache")
 FAMILIES = ("radix", "swa", "unified")  # of the hook sites
 LOGGED = 8  # suspicions that were not confirmed
+ROWS = "not whether a request's row names the pages that the prefix cache lent it"
 
 
 @dataclass(frozen=True)
@@ -95,8 +96,9 @@ class PrefixCacheTracer:
         # By row: the request, its cache_protected_len and its last node, of which all agreed.
         self._agreed: dict[int, tuple[str, int, int]] = {}
         self._rows: LentRows | None = None
+        self._no_rows = ""  # why no row is compared with the prefix cache
         self._state: _State | None = None  # as of the last step
-        self._lent = 0  # tokens of its rows that are compared with the prefix cache
+        self._lent: list[int] = []  # tokens of its rows that are compared with the prefix cache
         self._why: dict[int, str] = {}  # by id() of a prefix cache: why it is not judged
         self._unjudged = ""  # why no prefix cache of this server is judged
         self._doubts = 0
@@ -106,6 +108,8 @@ class PrefixCacheTracer:
         context.before("scheduler.init", self.before_scheduler_init)
         context.after("scheduler.init", self.after_scheduler_init)
         context.before("scheduler.process_result", self.before_result)
+        context.before("scheduler.process_result", self.judge_rows)
+        context.before("scheduler.on_idle", self.before_idle)
         for family in FAMILIES:
             context.before(f"tree.{family}.insert", self.before_insert, optional=True)
             context.after(f"tree.{family}.match", self.after_match, optional=True)
@@ -133,6 +137,7 @@ class PrefixCacheTracer:
         if topk != 1 and not self._unjudged:
             self._unjudged = f"the draft is a tree (speculative_eagle_topk {topk}), whose tokens "
             self._unjudged += "do not lie in whole pages; this tracer was never run so"
+        self._no_rows = unsupported.other_prefixes(server_args)
         if self._unjudged:
             self.context.off(self._unjudged)
 
@@ -140,6 +145,8 @@ class PrefixCacheTracer:
         why = self._refusal(prefix_tree.innermost(scheduler.tree_cache))
         if why and not self._unjudged:
             self.context.off(why)
+        elif self._no_rows:
+            self.context.limit(ROWS, self._no_rows)
         return result
 
     def _judges(self, tree: Any) -> bool:
@@ -181,13 +188,12 @@ class PrefixCacheTracer:
         else:
             self.contents.forget(pages)
 
-    def before_result(self, scheduler: Any, *args: Any, **kwargs: Any) -> None:
+    def before_result(self, *args: Any, **kwargs: Any) -> None:
         # Pages that were handed out for this step are judged before its tokens leave the server.
         self.ledger.settle(wait=True)
-        rows = self._rows
-        if rows is not None:
-            for row in rows.take():
-                self._judge_row(prefix_tree.innermost(scheduler.tree_cache), rows, row)
+
+    def before_idle(self, *args: Any, **kwargs: Any) -> None:
+        self._state = None  # it holds the requests of the last step, and nodes
 
     # --- a request hands pages over ----------------------------------------------------------
 
@@ -217,12 +223,10 @@ class PrefixCacheTracer:
         tree = prefix_tree.innermost(scheduler.tree_cache)
         pool = getattr(batch, "req_to_token_pool", None)
         table = None if pool is None else pool.req_to_token
-        if self._rows is None and table is not None and self._judges(tree):
+        if self._rows is None and table is not None and not self._no_rows and self._judges(tree):
             self._rows = LentRows(table)
         rows = self._rows if self._rows is not None and self._rows.table is table else None
         requests = batch.reqs or []
-        # A request that comes back after a retraction may look as before, and have other pages.
-        extends = batch.forward_mode is not None and batch.forward_mode.is_extend()
         now = _State(
             tree,
             list(requests),
@@ -230,54 +234,60 @@ class PrefixCacheTracer:
             req_kv.values(requests, req_kv.PROTECTED),
             [getattr(request, "last_node", None) for request in requests],
         )
-        if extends or now != self._state:
-            self._state, self._lent = now, 0
+        if now != self._state:
+            self._state, self._lent = now, []
             for request in requests:
                 self._judge_protected(tree, request, "scheduler.run_batch")
                 if rows is not None:
-                    self._lent += self._learn(tree, rows, request, extends)
+                    self._lent.append(self._learn(tree, rows, request))
         if rows is not None:
-            rows.compare(batch.req_pool_indices if self._lent else None)
-            if self._lent:
-                self.context.checked(self._lent, "tokens of rows compared with the prefix cache")
+            most, every = max(self._lent, default=0), sum(self._lent)
+            rows.compare(batch.req_pool_indices if most else None, most)
+            if every:
+                self.context.checked(every, "tokens of rows compared with the prefix cache")
 
-    def _learn(self, tree: Any, rows: LentRows, request: Any, anew: bool) -> int:
+    def _learn(self, tree: Any, rows: LentRows, request: Any) -> int:
         """Learn what the prefix cache has of a request. How many tokens of its row are compared."""
-        row = req_kv.row(request)
-        now = self._agreed.get(row)
-        known = rows.known.get(row)
-        if now is not None and now == known and not anew:
-            return 0 if row in rows.told else now[1]
-        if now is None or now[0] != request.rid or now[1] != req_kv.protected(request):
-            rows.forget(row)  # a session's request, or one whose length is wrong
+        row, agreed = req_kv.row(request), self._agreed.get(req_kv.row(request))
+        if agreed is None or agreed[0] != request.rid or agreed[1] != req_kv.protected(request):
+            if row in rows.known:  # a session's request, or one whose length is wrong
+                rows.forget(row)
             return 0
-        slots = None
-        if 0 < now[1] <= rows.table.shape[1]:
-            slots = prefix_tree.slots(tree, request.last_node, getattr(request, "extra_key", None))
-        if slots is None or len(slots) < now[1]:
+        now, known = State(*agreed, _retractions(request)), rows.known.get(row)
+        if known is not None and known.state == now and known.request() is request:
+            return 0 if row in rows.told else now.tokens
+        fits = 0 < now.tokens <= rows.table.shape[1]
+        slots = _slots(tree, request) if fits else None
+        if slots is None or len(slots) < now.tokens:
             rows.forget(row)
             return 0
-        rows.learn(row, now, slots)
-        return now[1]
+        rows.learn(row, request, now, slots)
+        return now.tokens
+
+    def judge_rows(self, scheduler: Any, *args: Any, **kwargs: Any) -> None:
+        """The rows that were wrong when this step began, before its tokens leave the server."""
+        rows = self._rows
+        for row in () if rows is None else rows.take():
+            assert rows is not None
+            self._state = None  # the next step learns anew
+            self._judge_row(prefix_tree.innermost(scheduler.tree_cache), rows, row)
 
     def _judge_row(self, tree: Any, rows: LentRows, row: int) -> None:
         """A row is not what the prefix cache has for its first tokens: read both, and tell."""
-        self._state = None
         known = rows.known.get(row)
-        request = None if known is None else self.ledger.requests.get(known[0])
+        request = None if known is None else known.request()
         cached = 0 if request is None else req_kv.protected(request) or 0
-        slots = None
-        if request is not None and req_kv.row(request) == row and cached:
-            space = getattr(request, "extra_key", None)
-            slots = prefix_tree.slots(tree, request.last_node, space)
-        if known is None or request is None or slots is None:
+        if known is None or request is None or req_kv.row(request) != row or not cached:
             rows.forget(row)  # the request has left
             return
-        count = min(known[1], cached, len(slots))
-        row_has, nodes_have = on_host(rows.table[row, :count]), on_host(slots[:count])
-        found = other_than(row_has, nodes_have, int(tree.page_size))
+        slots = _slots(tree, request)
+        if slots is None:
+            rows.forget(row)
+            return
+        size, count = int(tree.page_size), min(known.state.tokens, cached, len(slots))
+        found = other_than(on_host(rows.table[row, :count]), on_host(slots[:count]), size)
         if found is None:
-            rows.forget(row)  # the next step learns it anew
+            rows.forget(row)
             self._doubts += 1
             if self._doubts <= LOGGED:
                 logger.warning(
@@ -286,16 +296,20 @@ class PrefixCacheTracer:
                     row,
                 )
             return
-        rows.tell(row)
-        pairs, size = int(_pairs(tree)), int(tree.page_size)
+        pairs = int(_pairs(tree))
         tokens = request.origin_input_ids
         if len(tokens) < count + pairs:
             tokens = tokens + request.output_ids
         made = digests.of_pages(tokens, count // size, size, pairs, _space(request, pairs))
         self._tell(tree, found, Prompt(made, request), site="scheduler.run_batch")
+        rows.tell(row)
 
     def before_release(self, request: Any, tree: Any, *args: Any, **kwargs: Any) -> None:
+        row = req_kv.row(request)
         self._judge_protected(prefix_tree.innermost(tree), request, "cache.release")
+        self._agreed.pop(row, None)
+        if self._rows is not None:
+            self._rows.leave(row)
 
     def before_evict(self, batch: Any, request: Any, *args: Any, **kwargs: Any) -> None:
         tree = prefix_tree.innermost(batch.tree_cache)
@@ -510,6 +524,19 @@ def _space(of: Any, pairs: int) -> object:
 
 def _has_session(request: Any) -> bool:
     return getattr(request, "session", None) is not None
+
+
+def _slots(tree: Any, request: Any) -> torch.Tensor | None:
+    """The slots of the nodes of a request's prefix; None where this prefix cache does not tell."""
+    try:
+        found = prefix_tree.slots(tree, request.last_node, getattr(request, "extra_key", None))
+    except Exception:  # the tree in Rust has errors of its own
+        return None
+    return found if isinstance(found, torch.Tensor) else None
+
+
+def _retractions(request: Any) -> int:
+    return int(getattr(request, "retraction_count", 0) or 0)
 
 
 def _was_retracted(request: Any) -> bool:

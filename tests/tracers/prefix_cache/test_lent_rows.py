@@ -7,47 +7,60 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from g4debug.tracers.prefix_cache import lent_rows
-from g4debug.tracers.prefix_cache.lent_rows import BLOCK, LentRows, weights_of
+from g4debug.tracers.prefix_cache.lent_rows import (
+    BLOCK,
+    SLICE,
+    LentRows,
+    State,
+    compare,
+    expect,
+    launch_compare,
+    launch_expect,
+    slices,
+    weights_of_a_slice,
+)
 
 pytestmark = [
     pytest.mark.once("what it tests is the same code on every release"),
     pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels are compiled here"),
 ]
-NOW = ("r", 32, 7)
+NOW = State("r", 32, 7)
+
+
+class Request:
+    """Something that can be referred to weakly."""
+
+
+WHO = Request()
 
 
 def row_of(pages: list[int], size: int) -> torch.Tensor:
     return torch.cat([torch.arange(page * size, (page + 1) * size) for page in pages])
 
 
-@pytest.mark.parametrize("count", [1, 64, BLOCK, BLOCK + 40])
-@pytest.mark.parametrize("wrong", [False, True])
+@pytest.mark.parametrize("count", [1, 64, BLOCK, BLOCK + 40, SLICE, SLICE + 1, 2 * SLICE + 70])
+@pytest.mark.parametrize("wrong", [None, 0, -1])
 def test_kernels_and_torch_say_the_same(count, wrong):
-    slots = torch.randperm(2 * BLOCK, generator=torch.Generator().manual_seed(count))[:count]
-    table = torch.zeros((4, BLOCK + 100), dtype=torch.int32)
+    draw = torch.Generator().manual_seed(count)
+    slots = torch.randperm(3 * SLICE, generator=draw)[:count]
+    table = torch.zeros((4, 2 * SLICE + 100), dtype=torch.int32)
     table[2, :count] = slots.to(torch.int32)
     table[2, count:] = 77  # behind what the prefix cache has, a row says nothing of it
-    if wrong:
-        table[2, count - 1] += 1
-    weights = weights_of(table.shape[1])
-    sums, flags = [], []
-    for kernel in (False, True):
-        expected = torch.zeros((4, 2), dtype=torch.int64)
+    if wrong is not None:
+        table[2, :count][wrong] += 1
+    weights, words = weights_of_a_slice(), 1 + slices(table.shape[1])
+    found, flags = [], []
+    for sums, check in ((expect, compare), (launch_expect, launch_compare)):
+        expected = torch.zeros((4, words), dtype=torch.int64)
         marks = torch.zeros(4, dtype=torch.int64)
         rows = torch.tensor([3, 2, -1, 99, 0], dtype=torch.int32)  # some of them no rows
-        if kernel:
-            lent_rows._launch_expect((1, 1, 1), (slots, weights, expected), (2, count), (BLOCK,))
-            tensors = (table, rows, weights, expected, marks)
-            lent_rows._launch_compare((5, 1, 1), tensors, (4, table.stride(0)), (BLOCK,))
-        else:
-            lent_rows.expect(slots, weights, expected, 2, count)
-            lent_rows.compare(table, rows, weights, expected, marks)
-        sums.append(expected)
+        sums(slots, weights, expected, 2, count)
+        check(table, rows, weights, expected, marks, count)
+        found.append(expected)
         flags.append(marks)
-    assert torch.equal(*sums)
+    assert torch.equal(*found)
     assert torch.equal(*flags)
-    assert flags[0].tolist() == [0, 0, count if wrong else 0, 0]
+    assert flags[0].tolist() == [0, 0, 0 if wrong is None else count, 0]
 
 
 @settings(max_examples=200, deadline=None)
@@ -66,25 +79,25 @@ def test_whatever_the_row_has_instead_is_noticed(data):
     rows = LentRows(table)
     right, has = row_of(pages, size), row_of(list(other), size)
     table[1, : len(has)] = has.to(torch.int32)
-    rows.learn(1, ("r", len(right), 7), right)
-    rows.compare(torch.tensor([1, 2]))
+    rows.learn(1, WHO, State("r", len(right), 7), right)
+    rows.compare(torch.tensor([1, 2]), len(right))
     assert rows.take() == ([1] if list(other) != pages else [])
 
 
 def test_what_is_told_is_not_told_again_until_it_changes():
     table = torch.zeros((3, 64), dtype=torch.int32)
     rows, batch = LentRows(table), torch.tensor([1])
-    rows.learn(1, NOW, torch.arange(32))
-    rows.compare(batch)
+    rows.learn(1, WHO, NOW, torch.arange(32))
+    rows.compare(batch, 32)
     assert rows.take() == [1]
     rows.tell(1)
-    rows.compare(batch)
+    rows.compare(batch, 32)
     assert rows.take() == []
-    rows.learn(1, NOW, torch.arange(32))
-    rows.compare(batch)
+    rows.learn(1, WHO, NOW, torch.arange(32))
+    rows.compare(batch, 32)
     assert rows.take() == [1]
     rows.forget(1)
-    rows.compare(batch)
+    rows.compare(batch, 32)
     assert rows.take() == []
     assert rows.known == {}
 
@@ -92,9 +105,9 @@ def test_what_is_told_is_not_told_again_until_it_changes():
 def test_a_step_without_a_comparison_keeps_its_place():
     table = torch.zeros((3, 64), dtype=torch.int32)
     rows = LentRows(table)
-    rows.learn(1, NOW, torch.arange(32))
-    rows.compare(None)
-    rows.compare(torch.tensor([1]))
+    rows.learn(1, WHO, NOW, torch.arange(32))
+    rows.compare(None, 0)
+    rows.compare(torch.tensor([1]), 32)
     assert len(rows._events) == 2
     rows.take()
     rows.take()

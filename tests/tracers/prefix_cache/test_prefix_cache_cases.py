@@ -58,7 +58,7 @@ LENT = {
     "lent_live": "overwritten after the prefix cache had lent it",
     "lent_cached": "overwritten after the prefix cache had lent it",
     "lent_exchanged": "overwritten after the prefix cache had lent it",
-    "lent_free": "overwritten after the prefix cache had lent it",
+    "lent_free": "the page in the row is free",
     "lent_slot": "the row was overwritten inside of the page, or the node was",
 }
 # Pages that are lost: what a census finds.
