@@ -148,7 +148,9 @@ def test_the_row_of_a_request_that_runs(told, case):
         pytest.skip("the nodes are not in Python")
     found = told[case]
     assert (found.get("check"), found.get("kind")) == ("prefix-cache", "lent-row"), found
-    assert LENT[case] in found["cause"], found
+    # Nobody has locked that node, so its page may have been evicted by the time it is told.
+    causes = [LENT[case], *([LENT["lent_free"]] if case == "lent_cached" else [])]
+    assert any(cause in found["cause"] for cause in causes), found
     assert "by the row, and in slot" in found["got"], found
 
 
