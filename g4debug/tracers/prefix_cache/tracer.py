@@ -101,7 +101,7 @@ class PrefixCacheTracer:
         self._lent: list[int] = []  # tokens of its rows that are compared with the prefix cache
         self._why: dict[int, str] = {}  # by id() of a prefix cache: why it is not judged
         self._unjudged = ""  # why no prefix cache of this server is judged
-        self._doubts = 0
+        self._doubts = self._row_doubts = 0
 
     def install(self) -> None:
         context = self.context
@@ -288,13 +288,7 @@ class PrefixCacheTracer:
         found = other_than(on_host(rows.table[row, :count]), on_host(slots[:count]), size)
         if found is None:
             rows.forget(row)
-            self._doubts += 1
-            if self._doubts <= LOGGED:
-                logger.warning(
-                    "g4debug: prefix-cache: row %d of req_to_token seemed to differ from what the "
-                    "prefix cache has, but they are the same, so nothing is reported",
-                    row,
-                )
+            self._doubt_row(row)
             return
         pairs = int(_pairs(tree))
         tokens = request.origin_input_ids
@@ -303,6 +297,19 @@ class PrefixCacheTracer:
         made = digests.of_pages(tokens, count // size, size, pairs, _space(request, pairs))
         self._tell(tree, found, Prompt(made, request), site="scheduler.run_batch")
         rows.tell(row)
+
+    def _doubt_row(self, row: int) -> None:
+        """A sum said that a row is wrong, and the row itself is right. Stop it if that goes on."""
+        self._row_doubts += 1
+        logger.warning(
+            "g4debug: prefix-cache: row %d of req_to_token seemed to differ from what the prefix "
+            "cache has, but they are the same, so nothing is reported",
+            row,
+        )
+        if self._row_doubts >= LOGGED:
+            self._rows = None
+            self._no_rows = f"{self._row_doubts} times a row seemed wrong and was not"
+            self.context.limit(ROWS, self._no_rows)
 
     def before_release(self, request: Any, tree: Any, *args: Any, **kwargs: Any) -> None:
         row = req_kv.row(request)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from g4debug.settings import Settings
+from g4debug.tracers.base import Context
 from g4debug.tracers.prefix_cache.lent_rows import (
     BLOCK,
     SLICE,
@@ -19,6 +23,7 @@ from g4debug.tracers.prefix_cache.lent_rows import (
     slices,
     weights_of_a_slice,
 )
+from g4debug.tracers.prefix_cache.tracer import LOGGED, ROWS, PrefixCacheTracer
 
 pytestmark = [
     pytest.mark.once("what it tests is the same code on every release"),
@@ -100,6 +105,51 @@ def test_what_is_told_is_not_told_again_until_it_changes():
     rows.compare(batch, 32)
     assert rows.take() == []
     assert rows.known == {}
+
+
+def test_sums_that_are_wrong_themselves_end_the_comparison_and_accuse_nobody(tmp_path):
+    tracer = PrefixCacheTracer(
+        Context.alone("prefix-cache", Settings(debug=True, debug_dir=tmp_path), ledger=True)
+    )
+    request = Request()
+    root = SimpleNamespace(parent=None)
+    request.last_node = SimpleNamespace(parent=root, value=torch.arange(64, 96))
+    request.req_pool_idx, request.cache_protected_len, request.kv = 1, 32, None
+    table = torch.zeros((3, 64), dtype=torch.int32)
+    table[1, :32] = request.last_node.value.to(torch.int32)
+    tracer._rows = rows = LentRows(table)
+    scheduler = SimpleNamespace(tree_cache=SimpleNamespace(page_size=16, root_node=root))
+    for _ in range(LOGGED):
+        assert tracer._rows is rows
+        rows.learn(1, request, NOW, torch.zeros(32, dtype=torch.int64))
+        rows.compare(torch.tensor([1]), 32)
+        tracer.judge_rows(scheduler)
+    assert tracer._rows is None
+    assert [limit.what for limit in tracer.context.status.record().limits] == [ROWS]
+    assert not list(tmp_path.glob("*.pt"))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"disaggregation_mode": "decode"},
+        {"enable_pdmux": True},
+        {"dllm_algorithm": "LowConfidence"},
+    ],
+    ids=lambda given: next(iter(given)),
+)
+def test_where_a_row_may_differ_by_right_it_is_not_compared_and_that_is_said(arguments, tmp_path):
+    tracer = PrefixCacheTracer(
+        Context.alone("prefix-cache", Settings(debug=True, debug_dir=tmp_path), ledger=True)
+    )
+    tracer.before_scheduler_init(None, SimpleNamespace(**arguments))
+    tree = type("UnifiedRadixCache", (SimpleNamespace,), {})(tree_components=("full",))
+    tracer.after_scheduler_init(None, SimpleNamespace(tree_cache=tree))
+    pool = SimpleNamespace(req_to_token=torch.zeros((3, 64), dtype=torch.int32))
+    batch = SimpleNamespace(reqs=[], req_to_token_pool=pool, req_pool_indices=torch.zeros(0))
+    tracer.before_run(SimpleNamespace(tree_cache=tree), batch)
+    assert tracer._rows is None
+    assert [limit.what for limit in tracer.context.status.record().limits] == [ROWS]
 
 
 def test_a_step_without_a_comparison_keeps_its_place():
