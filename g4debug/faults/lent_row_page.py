@@ -9,18 +9,16 @@ from __future__ import annotations
 from typing import Any
 
 from g4debug.faults.base import Fault, Injection
-from g4debug.faults.row_foreign_page import running
+from g4debug.faults.row_foreign_page import whole_pages
 from g4debug.hooking import req_kv
 
 
 def install(injection: Injection) -> None:
     @injection.before("scheduler.run_batch")
     def before_run(scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
-        if batch.forward_mode is None or not batch.forward_mode.is_decode():
-            return
         size = int(batch.token_to_kv_pool_allocator.page_size)
         table = batch.req_to_token_pool.req_to_token
-        able = [(r, tokens // size) for r, tokens in running(batch) if not r.finished()]
+        able = whole_pages(batch, size)
         found = [
             (victim, owner, column)
             for victim, _ in able

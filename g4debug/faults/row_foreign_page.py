@@ -44,6 +44,13 @@ def running(batch: Any) -> list[tuple[Any, int]]:
     return list(zip(batch.reqs, batch.seq_lens_cpu.tolist(), strict=True))
 
 
+def whole_pages(batch: Any, size: int) -> list[tuple[Any, int]]:
+    """The requests that decode and go on, and how many whole pages of tokens each of them has."""
+    if batch.forward_mode is None or not batch.forward_mode.is_decode():
+        return []
+    return [(r, tokens // size) for r, tokens in running(batch) if not r.finished()]
+
+
 def _column(request: Any, tokens: int, size: int) -> int:
     """The column of the newest page that is the request's own; a full one if there is one."""
     newest, protected = (tokens - 1) // size, req_kv.protected(request)

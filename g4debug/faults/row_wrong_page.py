@@ -10,18 +10,15 @@ from typing import Any
 
 from g4debug.faults._spec import asks_for
 from g4debug.faults.base import Fault, Injection
-from g4debug.faults.row_foreign_page import running
+from g4debug.faults.row_foreign_page import whole_pages
 from g4debug.hooking import req_kv
 
 
 def install(injection: Injection) -> None:
     @injection.before("scheduler.run_batch")
     def before_run(scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
-        if batch.forward_mode is None or not batch.forward_mode.is_decode():
-            return
         size = int(batch.token_to_kv_pool_allocator.page_size)
-        whole = [(request, tokens // size) for request, tokens in running(batch)]
-        able = [(r, pages) for r, pages in whole if pages > 2 and not r.finished()]
+        able = [(r, pages) for r, pages in whole_pages(batch, size) if pages > 2]
         if not able or (asks_for(injection, "other") and len(able) < 2):
             return
         action = injection.fire()

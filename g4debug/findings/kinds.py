@@ -517,7 +517,7 @@ _PREFIX_CACHE = (
         "a request's row of `req_to_token` names another page for its first tokens than the prefix "
         "cache has: the request reads somebody else's KV",
         confirmed_by=_TREE, what="but the prefix cache has another",
-        expected="the prefix cache has for these tokens",
+        expected="the page that the prefix cache has for these tokens",
     ),
     _over(
         "no-page", "a slot that is in no page of the pool is handed over or handed out",

@@ -133,15 +133,26 @@ def path(tree: Any, node: Any) -> list[PathNode]:
     return told
 
 
-def slots(tree: Any, node: Any, space: Any = None) -> Any:
-    """The slots of the full pool that the nodes from the root to ``node`` have, in their order.
+def slots(tree: Any, request: Any) -> torch.Tensor | None:
+    """The slots that the nodes from the root to a request's last node have, in their order.
 
-    int64, on their device; None where the tree does not tell. Does not wait. node: as of
-    :func:`path`. space: the namespace (``extra_key``) of the node's prompt.
+    int64, of the full pool, on their device; None where the tree does not tell. Does not wait.
     """
+    node = getattr(request, "last_node", None)
+    if node is None:
+        return None
+    try:
+        return _upwards(tree, node, getattr(request, "extra_key", None))
+    except Exception:  # this kind of cache has no such path, and Rust has errors of its own
+        return None
+
+
+def _upwards(tree: Any, node: Any, space: Any) -> torch.Tensor | None:
+    """node: as of :func:`path`. space: the namespace (``extra_key``) of its prompt."""
     native = core(tree)
     if hasattr(native, "collect_full_device_indices"):
-        return native.collect_full_device_indices(node, tree.root_node_handle(space))
+        found = native.collect_full_device_indices(node, tree.root_node_handle(space))
+        return found if isinstance(found, torch.Tensor) else None
     if isinstance(node, int):
         if is_native(tree) or not hasattr(native, "node_by_id"):
             return None

@@ -165,13 +165,7 @@ class Holders:
         """
         tree = self.scheduler.tree_cache
         tree = getattr(tree, "inner", tree)
-        node = getattr(request, "last_node", None)
-        if node is None:
-            return None
-        try:
-            found = prefix_tree.slots(tree, node, getattr(request, "extra_key", None))
-        except Exception:  # this kind of cache has no such path, and Rust has errors of its own
-            return None
+        found = prefix_tree.slots(tree, request)
         if found is None:
             return None
         tokens = on_host(found)

@@ -38,14 +38,14 @@ def test_kernels_and_torch_say_the_same(most, dtype):
         slots = table[row, :count].to(torch.int64)
         if row % 3 == 0:
             slots[count // 2] += 1
-        expect(slots, weights, expected, row, count)
-        expect(slots.cuda(), weights.cuda(), on_gpu, row, count)
+        expect(slots, weights, expected, row, count, False)
+        expect(slots.cuda(), weights.cuda(), on_gpu, row, count, True)
     assert torch.equal(on_gpu.cpu(), expected)
     rows = torch.randperm(ROWS + 8, generator=draw)[: ROWS - 5].to(dtype) - 4  # some are no rows
     marks, seen = torch.zeros(ROWS, dtype=torch.int64), torch.zeros(ROWS, dtype=torch.int64)
     seen = seen.pin_memory()
-    compare(table, rows, weights, expected, marks, most)
-    compare(table.cuda(), rows.cuda(), weights.cuda(), on_gpu, seen, most)
+    compare(table, rows, weights, expected, marks, most, False)
+    compare(table.cuda(), rows.cuda(), weights.cuda(), on_gpu, seen, most, True)
     torch.cuda.synchronize()
     assert torch.equal(marks, seen)
     in_batch = {int(row) for row in rows if 0 < row < ROWS}
@@ -58,7 +58,7 @@ def test_a_row_that_changes_is_told_at_its_step_and_not_before():
     rows = LentRows(table)
     batch = torch.tensor([3, 4], device="cuda")
     who = Request()
-    rows.learn(3, who, State("r", 512, 7), torch.arange(64, 576, device="cuda"))
+    rows.learn(3, who, State("r", 512, 7, 0), torch.arange(64, 576, device="cuda"))
     rows.compare(batch, 512)
     assert rows.take() == []
     table[3, 511] = 4

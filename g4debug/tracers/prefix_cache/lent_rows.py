@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import triton
 import triton.language as tl
 
 from g4debug import launching
@@ -32,20 +33,25 @@ IN_FLIGHT = 2  # steps of which the result is not processed yet; SGLang has no m
 _ODD = 0x9E3779B1  # of Fibonacci hashing (Knuth, TAOCP 3, 6.4)
 
 
-@launching.kernel(tensors=3, numbers=3)
-def _expect_kernel(
-    slots, weights, expected, row, count, words, SLICE: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
-    part = tl.program_id(0)
-    first = part * SLICE
+@triton.jit
+def _sum(slots, weights, first, count, SLICE: tl.constexpr, BLOCK: tl.constexpr):
+    """The sum of the slice that begins with token ``first`` of ``count`` tokens."""
     total = tl.zeros((BLOCK,), dtype=tl.int64)
     for begin in range(0, SLICE, BLOCK):
         at = begin + tl.arange(0, BLOCK)
         inside = first + at < count
         slot = tl.load(slots + first + at, mask=inside, other=0).to(tl.int64)
         total += slot * tl.load(weights + at, mask=inside, other=0)
+    return tl.sum(total, axis=0)
+
+
+@launching.kernel(tensors=3, numbers=3)
+def _expect_kernel(
+    slots, weights, expected, row, count, words, SLICE: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    part = tl.program_id(0)
     to = expected + row.to(tl.int64) * words
-    tl.store(to + 1 + part, tl.sum(total, axis=0))
+    tl.store(to + 1 + part, _sum(slots, weights, part * SLICE, count, SLICE, BLOCK))
     if part == 0:
         tl.store(to, count.to(tl.int64))
 
@@ -57,18 +63,11 @@ def _compare_kernel(
 ):  # fmt: skip
     row = tl.load(rows + tl.program_id(0)).to(tl.int64)
     part = tl.program_id(1)
-    first = part * SLICE
     if (row > 0) & (row < last):
         count = tl.load(expected + row * words)
-        if first < count:
-            total = tl.zeros((BLOCK,), dtype=tl.int64)
-            for begin in range(0, SLICE, BLOCK):
-                at = begin + tl.arange(0, BLOCK)
-                inside = first + at < count
-                slot = tl.load(table + row * stride + first + at, mask=inside, other=0)
-                total += slot.to(tl.int64) * tl.load(weights + at, mask=inside, other=0)
-            right = tl.load(expected + row * words + 1 + part)
-            if tl.sum(total, axis=0) != right:
+        if part * SLICE < count:
+            has = _sum(table + row * stride, weights, part * SLICE, count, SLICE, BLOCK)
+            if has != tl.load(expected + row * words + 1 + part):
                 tl.store(wrong + row, count)
 
 
@@ -97,45 +96,39 @@ def sums(slots: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
 
 
 def expect(
-    slots: torch.Tensor, weights: torch.Tensor, expected: torch.Tensor, row: int, count: int
-) -> None:
+    slots: torch.Tensor, weights: torch.Tensor, expected: torch.Tensor, row: int, count: int,
+    by_kernel: bool,
+) -> None:  # fmt: skip
     """Note what the first ``count`` tokens of a row must be.
 
     slots: integer [>= count]. weights: int64 [SLICE]. expected: int64 [rows, 1 + slices], for each
-    row how many tokens are known, and their sums. Waits for nothing.
+    row how many tokens are known, and their sums. by_kernel: in one launch, for which nobody waits;
+    else in torch.
     """
-    if slots.is_cuda:
-        launch_expect(slots, weights, expected, row, count)
+    if by_kernel:
+        tensors = (slots.contiguous(), weights, expected)
+        numbers = (row, count, expected.stride(0))
+        _launch_expect((max(1, slices(count)), 1, 1), tensors, numbers, (SLICE, BLOCK))
         return
     expected[row, 0] = count
     expected[row, 1 : 1 + slices(count)] = sums(slots[:count], weights)
 
 
-def launch_expect(
-    slots: torch.Tensor, weights: torch.Tensor, expected: torch.Tensor, row: int, count: int
-) -> None:
-    """The same, in one launch."""
-    tensors = (slots.contiguous(), weights, expected)
-    numbers = (row, count, expected.stride(0))
-    _launch_expect((max(1, slices(count)), 1, 1), tensors, numbers, (SLICE, BLOCK))
-
-
 def compare(
-    table: torch.Tensor,
-    rows: torch.Tensor,
-    weights: torch.Tensor,
-    expected: torch.Tensor,
-    wrong: torch.Tensor,
-    most: int,
-) -> None:
+    table: torch.Tensor, rows: torch.Tensor, weights: torch.Tensor, expected: torch.Tensor,
+    wrong: torch.Tensor, most: int, by_kernel: bool,
+) -> None:  # fmt: skip
     """Mark in ``wrong`` which of these rows is not what was expected.
 
     table: int32 [rows, tokens], ``req_to_token``. rows: integer [n]. wrong: int64 [rows], in pinned
     memory if the others are on a GPU. most: tokens that are known of any of these rows, or more.
-    Waits for nothing there.
+    by_kernel: as of :func:`expect`.
     """
-    if table.is_cuda:
-        launch_compare(table, rows, weights, expected, wrong, most)
+    if by_kernel:
+        tensors = (table, rows.contiguous(), weights, expected, wrong)
+        numbers = (len(table), table.stride(0), expected.stride(0))
+        grid = (rows.numel(), max(1, slices(most)), 1)
+        _launch_compare(grid, tensors, numbers, (SLICE, BLOCK))
         return
     for row in rows.tolist():
         if not 0 < row < len(table):
@@ -146,21 +139,6 @@ def compare(
             wrong[row] = count
 
 
-def launch_compare(
-    table: torch.Tensor,
-    rows: torch.Tensor,
-    weights: torch.Tensor,
-    expected: torch.Tensor,
-    wrong: torch.Tensor,
-    most: int,
-) -> None:
-    """The same, in one launch."""
-    tensors = (table, rows.contiguous(), weights, expected, wrong)
-    numbers = (len(table), table.stride(0), expected.stride(0))
-    grid = (rows.numel(), max(1, slices(most)), 1)
-    _launch_compare(grid, tensors, numbers, (SLICE, BLOCK))
-
-
 class State(NamedTuple):
     """What SGLang says of a request: how many tokens the prefix cache has, its last node, and how
     often it was retracted. After a retraction it may have other pages for the same tokens."""
@@ -168,7 +146,7 @@ class State(NamedTuple):
     rid: str
     tokens: int
     node: int
-    retractions: int = 0
+    retractions: int
 
 
 class Learnt(NamedTuple):
@@ -200,14 +178,15 @@ class LentRows:
         self._events: deque[Any] = deque(maxlen=IN_FLIGHT)
         if table.is_cuda:  # so that nothing is compiled while a request waits
             nobody = torch.zeros(1, dtype=torch.int64, device=device)
-            expect(nobody, self._weights, self._expected, 0, 0)
-            compare(table, nobody, self._weights, self._expected, self._wrong, 0)
+            expect(nobody, self._weights, self._expected, 0, 0, True)
+            compare(table, nobody, self._weights, self._expected, self._wrong, 0, True)
 
     def learn(self, row: int, request: Any, state: State, slots: torch.Tensor) -> None:
         """The prefix cache has these slots for the first tokens of a row."""
         self.known[row] = Learnt(state, weakref.ref(request))
         self.told.discard(row)
-        expect(slots, self._weights, self._expected, row, state.tokens)
+        on_gpu = self.table.is_cuda
+        expect(slots, self._weights, self._expected, row, state.tokens, on_gpu)
 
     def forget(self, row: int) -> None:
         """Compare nothing of this row until it is learnt anew."""
@@ -231,8 +210,9 @@ class LentRows:
         """
         event = None
         if rows is not None:
-            compare(self.table, rows, self._weights, self._expected, self._wrong, most)
-            if self.table.is_cuda:
+            on_gpu = self.table.is_cuda
+            compare(self.table, rows, self._weights, self._expected, self._wrong, most, on_gpu)
+            if on_gpu:
                 event = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 event.record()
         self._events.append(event)

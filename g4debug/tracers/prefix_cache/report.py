@@ -83,7 +83,7 @@ def describe(case: Case) -> tuple[Finding, tuple[PageEvent, ...]]:
 
 def _expected(case: Case, by_kind: str) -> str:
     right = case.violation.right
-    return by_kind if right < 0 else f"page {right}, which {by_kind}"
+    return by_kind if right < 0 else f"page {right}, which is {by_kind}"
 
 
 def _page(case: Case) -> str:

@@ -74,7 +74,7 @@ class Prompt:
         return "" if self.request is None else str(self.request.rid)
 
 
-class _State(NamedTuple):
+class _Step(NamedTuple):
     """What was judged at the beginning of a step. In most steps it is as it was in the last one."""
 
     tree: Any
@@ -94,10 +94,10 @@ class PrefixCacheTracer:
         self._inserting: Any = None  # the prefix cache takes over this request's pages now
         self._inserted: Prompt | None = None  # what it has handed over
         # By row: the request, its cache_protected_len and its last node, of which all agreed.
-        self._agreed: dict[int, tuple[str, int, int]] = {}
+        self._agreed: dict[int, State] = {}
         self._rows: LentRows | None = None
         self._no_rows = ""  # why no row is compared with the prefix cache
-        self._state: _State | None = None  # as of the last step
+        self._step: _Step | None = None  # as it was judged last
         self._lent: list[int] = []  # tokens of its rows that are compared with the prefix cache
         self._why: dict[int, str] = {}  # by id() of a prefix cache: why it is not judged
         self._unjudged = ""  # why no prefix cache of this server is judged
@@ -193,7 +193,7 @@ class PrefixCacheTracer:
         self.ledger.settle(wait=True)
 
     def before_idle(self, *args: Any, **kwargs: Any) -> None:
-        self._state = None  # it holds the requests of the last step, and nodes
+        self._step = None  # it holds the requests of the last step, and nodes
 
     # --- a request hands pages over ----------------------------------------------------------
 
@@ -227,15 +227,15 @@ class PrefixCacheTracer:
             self._rows = LentRows(table)
         rows = self._rows if self._rows is not None and self._rows.table is table else None
         requests = batch.reqs or []
-        now = _State(
+        now = _Step(
             tree,
             list(requests),
             req_kv.values(requests, req_kv.ROW),
             req_kv.values(requests, req_kv.PROTECTED),
             [getattr(request, "last_node", None) for request in requests],
         )
-        if now != self._state:
-            self._state, self._lent = now, []
+        if now != self._step:
+            self._step, self._lent = now, []
             for request in requests:
                 self._judge_protected(tree, request, "scheduler.run_batch")
                 if rows is not None:
@@ -248,16 +248,16 @@ class PrefixCacheTracer:
 
     def _learn(self, tree: Any, rows: LentRows, request: Any) -> int:
         """Learn what the prefix cache has of a request. How many tokens of its row are compared."""
-        row, agreed = req_kv.row(request), self._agreed.get(req_kv.row(request))
-        if agreed is None or agreed[0] != request.rid or agreed[1] != req_kv.protected(request):
-            if row in rows.known:  # a session's request, or one whose length is wrong
+        row = req_kv.row(request)
+        now, known = self._agreed.get(row), rows.known.get(row)
+        if now is None or now.rid != request.rid or now.tokens != req_kv.protected(request):
+            if known is not None:  # a session's request, or one whose length is wrong
                 rows.forget(row)
             return 0
-        now, known = State(*agreed, _retractions(request)), rows.known.get(row)
         if known is not None and known.state == now and known.request() is request:
             return 0 if row in rows.told else now.tokens
         fits = 0 < now.tokens <= rows.table.shape[1]
-        slots = _slots(tree, request) if fits else None
+        slots = prefix_tree.slots(tree, request) if fits else None
         if slots is None or len(slots) < now.tokens:
             rows.forget(row)
             return 0
@@ -269,7 +269,7 @@ class PrefixCacheTracer:
         rows = self._rows
         for row in () if rows is None else rows.take():
             assert rows is not None
-            self._state = None  # the next step learns anew
+            self._step = None  # the next step learns anew
             self._judge_row(prefix_tree.innermost(scheduler.tree_cache), rows, row)
 
     def _judge_row(self, tree: Any, rows: LentRows, row: int) -> None:
@@ -280,7 +280,7 @@ class PrefixCacheTracer:
         if known is None or request is None or req_kv.row(request) != row or not cached:
             rows.forget(row)  # the request has left
             return
-        slots = _slots(tree, request)
+        slots = prefix_tree.slots(tree, request)
         if slots is None:
             rows.forget(row)
             return
@@ -291,9 +291,7 @@ class PrefixCacheTracer:
             self._doubt_row(row)
             return
         pairs = int(_pairs(tree))
-        tokens = request.origin_input_ids
-        if len(tokens) < count + pairs:
-            tokens = tokens + request.output_ids
+        tokens = _prompt(request, count + pairs)
         made = digests.of_pages(tokens, count // size, size, pairs, _space(request, pairs))
         self._tell(tree, found, Prompt(made, request), site="scheduler.run_batch")
         rows.tell(row)
@@ -332,7 +330,8 @@ class PrefixCacheTracer:
         # A session's last node stands beside the tree: it has neither an id nor a parent.
         if row < 0 or lent is None or node is None or _has_session(request):
             return
-        now = request.rid, lent, node if isinstance(node, int) else node.id
+        number = node if isinstance(node, int) else node.id
+        now = State(request.rid, lent, number, int(getattr(request, "retraction_count", 0) or 0))
         if self._agreed.get(row) == now or not self._judges(tree):
             return
         held = prefix_tree.end(tree, node)
@@ -420,9 +419,7 @@ class PrefixCacheTracer:
         """The slots of the prefix that a request was admitted with: from 0.5.23 on."""
         if len(result) and self._judges(tree) and not _has_session(request):
             pairs = int(_pairs(tree))
-            tokens = request.origin_input_ids
-            if len(tokens) < len(result) + pairs:
-                tokens = tokens + request.output_ids
+            tokens = _prompt(request, len(result) + pairs)
             space = _space(request, pairs)
             self._out(tree, result, tokens, pairs, space, request, request.last_node)
         return result
@@ -533,17 +530,10 @@ def _has_session(request: Any) -> bool:
     return getattr(request, "session", None) is not None
 
 
-def _slots(tree: Any, request: Any) -> torch.Tensor | None:
-    """The slots of the nodes of a request's prefix; None where this prefix cache does not tell."""
-    try:
-        found = prefix_tree.slots(tree, request.last_node, getattr(request, "extra_key", None))
-    except Exception:  # the tree in Rust has errors of its own
-        return None
-    return found if isinstance(found, torch.Tensor) else None
-
-
-def _retractions(request: Any) -> int:
-    return int(getattr(request, "retraction_count", 0) or 0)
+def _prompt(request: Any, count: int) -> Any:
+    """At least ``count`` tokens of a request, if it has them: its prompt, or its answer, too."""
+    tokens = request.origin_input_ids
+    return tokens if len(tokens) >= count else tokens + request.output_ids
 
 
 def _was_retracted(request: Any) -> bool:

@@ -18,8 +18,6 @@ from g4debug.tracers.prefix_cache.lent_rows import (
     State,
     compare,
     expect,
-    launch_compare,
-    launch_expect,
     slices,
     weights_of_a_slice,
 )
@@ -29,7 +27,7 @@ pytestmark = [
     pytest.mark.once("what it tests is the same code on every release"),
     pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels are compiled here"),
 ]
-NOW = State("r", 32, 7)
+NOW = State("r", 32, 7, 0)
 
 
 class Request:
@@ -55,12 +53,12 @@ def test_kernels_and_torch_say_the_same(count, wrong):
         table[2, :count][wrong] += 1
     weights, words = weights_of_a_slice(), 1 + slices(table.shape[1])
     found, flags = [], []
-    for sums, check in ((expect, compare), (launch_expect, launch_compare)):
+    for by_kernel in (False, True):
         expected = torch.zeros((4, words), dtype=torch.int64)
         marks = torch.zeros(4, dtype=torch.int64)
         rows = torch.tensor([3, 2, -1, 99, 0], dtype=torch.int32)  # some of them no rows
-        sums(slots, weights, expected, 2, count)
-        check(table, rows, weights, expected, marks, count)
+        expect(slots, weights, expected, 2, count, by_kernel)
+        compare(table, rows, weights, expected, marks, count, by_kernel)
         found.append(expected)
         flags.append(marks)
     assert torch.equal(*found)
@@ -84,26 +82,26 @@ def test_whatever_the_row_has_instead_is_noticed(data):
     rows = LentRows(table)
     right, has = row_of(pages, size), row_of(list(other), size)
     table[1, : len(has)] = has.to(torch.int32)
-    rows.learn(1, WHO, State("r", len(right), 7), right)
+    rows.learn(1, WHO, State("r", len(right), 7, 0), right)
     rows.compare(torch.tensor([1, 2]), len(right))
     assert rows.take() == ([1] if list(other) != pages else [])
 
 
 def test_what_is_told_is_not_told_again_until_it_changes():
-    table = torch.zeros((3, 64), dtype=torch.int32)
-    rows, batch = LentRows(table), torch.tensor([1])
+    rows = LentRows(torch.zeros((3, 64), dtype=torch.int32))
+
+    def found() -> list[int]:
+        rows.compare(torch.tensor([1]), 32)
+        return rows.take()
+
     rows.learn(1, WHO, NOW, torch.arange(32))
-    rows.compare(batch, 32)
-    assert rows.take() == [1]
+    assert found() == [1]
     rows.tell(1)
-    rows.compare(batch, 32)
-    assert rows.take() == []
+    assert found() == []
     rows.learn(1, WHO, NOW, torch.arange(32))
-    rows.compare(batch, 32)
-    assert rows.take() == [1]
+    assert found() == [1]
     rows.forget(1)
-    rows.compare(batch, 32)
-    assert rows.take() == []
+    assert found() == []
     assert rows.known == {}
 
 
