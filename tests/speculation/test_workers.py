@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -73,10 +74,11 @@ def test_one_model_for_each_step_is_another_worker(at, monkeypatch):
 def test_where_it_was_not_run_it_is_not_judged(at):
     at("0.5.23")
     raising = Settings(mode="raise")
-    assert eagle.ADAPTER.is_judged(raising, on_cpu=True)
-    assert not eagle.ADAPTER.is_judged(raising, on_cpu=False)
-    assert eagle.ADAPTER.is_judged(Settings(mode="log"), on_cpu=False)
-    assert eagle.ADAPTER.is_judged(Settings(not_run_on_this_release=True), on_cpu=False)
+    only_on_cpu = replace(eagle.ADAPTER, run={"0.5.23": (targets.CPU,)})
+    assert only_on_cpu.is_judged(raising, on_cpu=True)
+    assert not only_on_cpu.is_judged(raising, on_cpu=False)
+    assert only_on_cpu.is_judged(Settings(mode="log"), on_cpu=False)
+    assert only_on_cpu.is_judged(Settings(not_run_on_this_release=True), on_cpu=False)
     assert frozen_kv_mtp.ADAPTER.is_judged(raising, on_cpu=False)
 
 

@@ -61,7 +61,7 @@ class Serving:
 
     def cache(self, tokens, lent=0):
         """The prefix cache holds so many tokens of each request, of which it lent the first."""
-        root = SimpleNamespace(children={})
+        root = SimpleNamespace(children={}, parent=None)
         tree = SimpleNamespace(root_node=root)
         for number, request in enumerate(self.requests.values()):
             whole = kv_of(request).kv_allocated_len // PAGE * PAGE

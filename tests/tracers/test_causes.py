@@ -700,8 +700,9 @@ def handed(
 
 def told_of(ledger: Ledger, contents: Contents, found: Any, node: Any = None) -> Any:
     assert found is not None
-    tree = SimpleNamespace(page_size=PAGE)
-    return prefix_report.describe(PrefixCase(ledger, tree, found, "a", contents, node))[0]
+    tree, digests = SimpleNamespace(page_size=PAGE), np.array([MINE])
+    case = PrefixCase(ledger, tree, found, "a", digests, contents, node)
+    return prefix_report.describe(case)[0]
 
 
 @later
@@ -746,6 +747,23 @@ def gives(arm: Any, *events: tuple[str, int], holds: str = "", short: bool = Fal
     if short:
         found = PrefixViolation("length", 0, -1, f"{PAGE - 1} slots for {PAGE} tokens")
     return told_of(happened(*events), contents, found, node)
+
+
+@later
+def lent(arm: Any, *events: tuple[str, int], row: int = 6, kv: tuple[int, ...] = ()) -> Any:
+    """The finding about column 0 of request a's row, for which the prefix cache has page 5.
+
+    row: the page that the row names. kv: the pages whose KV is of these tokens; others have it of
+    other tokens.
+    """
+    ledger, contents = happened(*events), Contents(40)
+    pool = ledger.pools["full"]
+    if not events:
+        ledger.enter(pool, "extend", np.array([6]), holds=True, request="b")
+    for page in (5, 6):
+        digest = MINE if page in kv else OTHERS
+        contents.put(np.array([page]), np.array([digest]), "b", 3)
+    return told_of(ledger, contents, PrefixViolation("lent-row", 0, row, "", 5))
 
 
 @later
@@ -808,6 +826,13 @@ CACHES = (
     at_cache("wrong-page", "a page that was never handed over for its tokens", gives(holds="b")),
     at_cache("freed-page", "the page was freed in step", gives(FREED)),
     at_cache("freed-page", "no free of the page was recorded", gives()),
+    at_cache("lent-row", "of req_to_token was overwritten after the prefix cache had lent it",
+        lent(kv=(5,)), never=("node",)),
+    at_cache("lent-row", "the node's value was overwritten while the request had it locked",
+        lent(kv=(6,)), never=("row",)),
+    at_cache("lent-row", "is free (freed in step", lent(FREED, row=5)),
+    at_cache("lent-row", "overwritten inside of the page", lent(row=5)),
+    at_cache("lent-row", "or the node's value was; which of the two is not known", lent()),
     at_cache("length", UNKNOWN, gives(short=True)),
     at_cache("length", UNKNOWN, gives(FREED, short=True)),
 )

@@ -49,6 +49,7 @@ def runs(tmp_path_factory):
             folder / "leak",
             DRIVER,
             **WATCH,
+            UNTIL_DUMPED="1",
             SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE="0",
             G4DEBUG_FAULTS="seed=1;lost-free=1*on",
         ),

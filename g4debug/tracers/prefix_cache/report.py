@@ -181,7 +181,7 @@ def _row_or_node(case: Case) -> str:
     pool = case.ledger.pools["full"]
     if 0 < found.page < pool.pages and not pool.held[found.page] and not case.ledger.broken:
         freed = last_of(case.ledger.history("full", found.page), TAKES)
-        since = "" if freed is None else f" ({said(freed)})"
+        since = "" if freed is None else f" (freed {said(freed)})"
         return (
             f"the page in the row is free{since}: the row was overwritten, or the prefix cache "
             "freed and replaced the page while the request had it locked (upstream #29352, in "
