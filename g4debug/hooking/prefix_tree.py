@@ -5,6 +5,7 @@ Which slots its nodes hold is read by :mod:`g4debug.ledger.cache_tree`, which ex
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -42,6 +43,13 @@ class PathNode(NamedTuple):
 def innermost(tree: Any) -> Any:
     """The prefix cache itself: a StreamingSession may be wrapped around it."""
     return getattr(tree, "inner", tree)
+
+
+def session_slots(tree: Any) -> Iterator[Any]:
+    """The slots of streaming sessions: each may keep a row and its KV between two turns."""
+    # A StreamingSession is wrapped around the cache, or is a part of it (from 0.5.18 on).
+    for holder in (tree, getattr(tree, "session", None)):
+        yield from getattr(holder, "slots", {}).values()
 
 
 def core(tree: Any) -> Any:

@@ -189,18 +189,11 @@ class Holders:
             length = req_kv.allocated(request)
             # If two requests say that a row is theirs, it is not known which length counts.
             found[row] = min(length, had.get(id(request), length)) if other is request else -1
-        for slot in self._slots():
+        for slot in prefix_tree.session_slots(self.scheduler.tree_cache):
             row = req_kv.row(slot)
             if found.get(row, 0) < 0:
                 found[row] = req_kv.allocated(slot)
         return found
-
-    def _slots(self) -> Iterable[Any]:
-        """The slots that streaming sessions keep between turns: each has a row and a length."""
-        tree = self.scheduler.tree_cache
-        # A StreamingSession is wrapped around the cache, or is a part of it (from 0.5.18 on).
-        for holder in (tree, getattr(tree, "session", None)):
-            yield from getattr(holder, "slots", {}).values()
 
     def in_rows(self, rows: dict[int, int]) -> tuple[Pages, Pages]:
         """The full pages of rows with a known length, and all pages that the other rows name."""

@@ -135,6 +135,11 @@ def _of_queued(scheduler: Any, request: Any, left: _Left) -> Refusal:
             f"the batch counts as full; {left}"
         )
     rows = scheduler.get_num_allocatable_reqs(len(running.reqs))
+    if rows <= 0 and getattr(scheduler, "enable_priority_preemption", False):
+        return Refusal(
+            f"not known: no request row is free; {len(running.reqs)} requests run, and SGLang may "
+            "retract one of a lower priority for it (priority preemption)"
+        )
     if rows <= 0:
         return Refusal(
             f"request rows: needs 1, has 0; {len(running.reqs)} requests run", ROWS, 1, 1

@@ -31,6 +31,9 @@ class Progress:
       second if it sleeps), so it does not matter whether there is work; or
     * its event loop makes rounds while it has work (:mod:`work`), but begins no step.
 
+    A step is a batch of requests. The empty batch that a rank runs beside others (DP attention) is
+    none: a rank that serves nobody runs them, too.
+
     ``loop`` is the time in which the loop turned: of a round that took longer than ``ROUND``, only
     so much counts. So a process that was stopped, or that loaded weights, has not waited meanwhile.
     """
@@ -42,6 +45,8 @@ class Progress:
         self.loop = 0.0
         self.step_loop = 0.0  # ``loop`` when a step was last not overdue
         self.inside = False  # a step has begun and has not returned
+        self.empty = 0  # batches of no request, which a rank runs because others have some
+        self._is_empty = False
         self._looked = self.round_at
         self._forwards: Any = None
 
@@ -53,18 +58,27 @@ class Progress:
         if now - self._looked < ROUND:
             return
         self._looked = now
-        # SGLang's own count of steps, for a step that our hook has not seen.
+        # SGLang's own count of batches, for a step that our hook has not seen.
         forwards = getattr(self.recorder.scheduler, "forward_ct", None)
+        if isinstance(forwards, int):
+            forwards -= self.empty
         if forwards != self._forwards or not any(self.due()):
             self._forwards = forwards
             self._made()
 
-    def step_begins(self, *args: Any, **kwargs: Any) -> None:
-        self._made()
+    def step_begins(
+        self, scheduler: Any = None, batch: Any = None, *args: Any, **more: Any
+    ) -> None:
+        mode = getattr(batch, "forward_mode", None)
+        self._is_empty = mode is not None and mode.is_idle()
+        self.empty += self._is_empty
+        if not self._is_empty:
+            self._made()
         self.inside = True
 
     def step_ends(self, result: Any, *args: Any, **kwargs: Any) -> Any:
-        self._made()
+        if not self._is_empty:
+            self._made()
         self.inside = False
         return result
 

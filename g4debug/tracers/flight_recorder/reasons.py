@@ -10,6 +10,7 @@ import logging
 from dataclasses import dataclass
 from typing import Any
 
+from g4debug.hooking.resolved import server_argument
 from g4debug.tracers.flight_recorder import admission, preallocation, shares
 from g4debug.tracers.flight_recorder.admission import Refusal
 from g4debug.tracers.flight_recorder.work import Place, Work, frees_without_steps, name
@@ -29,7 +30,7 @@ OWN_PREFIX = (
 class Reason:
     """words: the check, one line. holders: who holds what it lacks, each in words. verdict: whether
     a step could free it, '' if that is not known. like: a known bug that looks the same. fix: the
-    id of the fix for that, '' if there is none.
+    id of the fix for that, '' if there is none. never: the whole pool is too small.
     """
 
     words: str
@@ -38,6 +39,7 @@ class Reason:
     like: str = ""
     fix: str = ""
     deadlock: bool = False
+    never: bool = False
 
     @property
     def line(self) -> str:
@@ -83,19 +85,31 @@ def _of(scheduler: Any, item: Work, items: list[Work], steps: bool) -> Reason:
         if item.place is Place.CHUNK and mine is not None and mine.behind >= refused.lacks:
             like, fix = PARKED, "parked-chunk"
         elif refused.by_lock:
-            like, fix = OWN_PREFIX, "idle-admission"
+            like, fix = OWN_PREFIX, _idle_admission(scheduler)
         elif refused.never and item.place is Place.QUEUE:
-            fix = "idle-admission"  # it asks for a shorter chunk
+            fix = _idle_admission(scheduler)  # it asks for a shorter chunk
     # A step may free some also where no request decodes: that of a prompt that goes on.
-    deadlock = refused.never or not (steps or runs or _others(scheduler, items))
+    stands = not (steps or runs or _others(scheduler, items))
+    back = held.may_give_back(refused.lacks)
+    deadlock = refused.never or (stands and not back)
     return Reason(
         refused.words,
         tuple(held.words(item.request)),
-        _verdict(refused, deadlock, bool(runs), steps),
+        _verdict(refused, deadlock, bool(runs) and steps, back if stands else ""),
         like,
         fix,
         deadlock,
+        refused.never,
     )
+
+
+def _idle_admission(scheduler: Any) -> str:
+    """The id of that fix, '' on a server where it leaves everything as it is."""
+    args = getattr(scheduler, "server_args", None)
+    disaggregated = server_argument(args, "disaggregation_mode", "null") != "null"
+    stages = int(server_argument(args, "pp_size", 1))
+    stands_aside = disaggregated or stages > 1 or frees_without_steps(scheduler)
+    return "" if stands_aside else "idle-admission"
 
 
 def _others(scheduler: Any, items: list[Work]) -> bool:
@@ -103,7 +117,8 @@ def _others(scheduler: Any, items: list[Work]) -> bool:
     return any(w.place is Place.PEER for w in items) or frees_without_steps(scheduler)
 
 
-def _verdict(refused: Refusal, deadlock: bool, runs: bool, steps: bool) -> str:
+def _verdict(refused: Refusal, deadlock: bool, runs: bool, back: str) -> str:
+    """runs: requests run that may free it. back: who else may give it back."""
     name = admission.NAMES[refused.pool]
     lacks = f"It lacks {refused.lacks} token{'s' * (refused.lacks != 1)} of the {name}"
     if refused.never:
@@ -119,4 +134,6 @@ def _verdict(refused: Refusal, deadlock: bool, runs: bool, steps: bool) -> str:
             f"A deadlock. {lacks}, no request runs that could give any back, and {those}. No step "
             "of the scheduler frees it; an abort of the request may."
         )
-    return f"{lacks}; requests run that may free it." if runs and steps else ""
+    if back:
+        return f"{lacks}, and no request runs that could give any back. {back}"
+    return f"{lacks}; requests run that may free it." if runs else ""

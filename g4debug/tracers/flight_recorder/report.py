@@ -185,7 +185,11 @@ def of_starved(steps: int, seconds: float, reasons: Sequence[Told], context: Con
             "others did"
         ),
         location=replace(_location(context), request=reasons[0][0].rid),
-        expected=f"progress within {limit} steps (G4DEBUG_STARVED_STEPS)",
+        expected=(
+            "a pool that has room for it once all others have ended"
+            if reasons[0][2] is not None and reasons[0][2].never
+            else f"progress within {limit} steps (G4DEBUG_STARVED_STEPS)"
+        ),
         got="\n".join(_waiting(reasons)),
         owner=next(("; ".join(r.holders) for _, _, r in reasons if r and r.holders), ""),
         cause=_why(reasons, context),

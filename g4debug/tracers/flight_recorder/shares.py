@@ -26,7 +26,8 @@ class Share:
 class Shares:
     """requests: by size. evictable, locked: of the prefix cache, None if there is none.
 
-    rest: in use, and held by nobody who is known here.
+    rest: in use, and held by nobody who is known here. sessions: how many streaming sessions keep KV
+    between two turns, which is a part of ``rest`` and of ``locked``.
     """
 
     requests: tuple[Share, ...]
@@ -34,6 +35,7 @@ class Shares:
     locked: int
     free: int
     rest: int
+    sessions: int = 0
 
     def words(self, me: Any) -> Iterator[str]:
         """Who holds how much. me: the request that asks."""
@@ -54,8 +56,36 @@ class Shares:
                 "requests have locked"
             )
         yield f"{self.free} are free"
+        if self.sessions:
+            yield f"{_sessions(self.sessions)} KV between two turns"
         if self.rest > 0:
-            yield f"of {self.rest} it is not known who holds them"
+            whom = "it is not known who holds them"
+            yield f"of {self.rest} {whom}{', if no session does' if self.sessions else ''}"
+
+    def may_give_back(self, lacks: int) -> str:
+        """Who may hold so many tokens and give them back without a step, '' if nobody."""
+        if self.sessions:
+            return (
+                f"{_sessions(self.sessions)} memory until it is closed, by its client or after its "
+                "time. No step is needed for that."
+            )
+        if self.rest >= lacks > 0:
+            return (
+                f"{self.rest} tokens belong to no request and no prefix cache that is known here. "
+                "They may be lost for good: the tracer pool-leak tells that on an idle server."
+            )
+        return ""
+
+
+def _sessions(count: int) -> str:
+    return "an open session keeps" if count == 1 else f"each of {count} open sessions keeps"
+
+
+def _between_turns(scheduler: Any, items: list[Work]) -> int:
+    """How many streaming sessions have a row that none of these requests uses."""
+    used = {req_kv.row(item.request) for item in items}
+    slots = prefix_tree.session_slots(scheduler.tree_cache)
+    return sum(0 <= req_kv.row(slot) not in used for slot in slots)
 
 
 def shares(scheduler: Any, pool: str, items: list[Work]) -> Shares:
@@ -90,4 +120,5 @@ def shares(scheduler: Any, pool: str, items: list[Work]) -> Shares:
         0 if sizes is None else sizes.protected,
         free,
         rest,
+        _between_turns(scheduler, items),
     )

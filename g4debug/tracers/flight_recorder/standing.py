@@ -24,6 +24,7 @@ OLD = 2.0  # seconds; what doctor shows says its age if it is older
 SHOWN = 8  # requests that doctor shows
 NAMED = 4  # requests whose reasons are in a finding
 SHARE = 500  # a look takes at most one part in so many of the time
+QUIET = 3600.0  # seconds; the most that pass before starved requests are told again
 
 
 class Standing:
@@ -33,6 +34,8 @@ class Standing:
         self.waits = Waits()
         self.stands = False  # that was told, and no step was made since
         self._due = 0.0
+        self._quiet = 0.0  # how long no starved request is told after this one
+        self._quiet_until = 0.0  # in the time in which the loop turns
         self._shown: list[str] = []  # by doctor, made at ``_shown_at``, anew at ``_show_at``
         self._shown_at = self._show_at = 0.0
 
@@ -44,7 +47,7 @@ class Standing:
         self.stands = self.stands and self._seconds() >= self.settings.hang_seconds
         items = work.of(self.recorder.scheduler)
         if items:
-            self.waits.look(items, self.progress.loop, self.recorder.step)
+            self.waits.look(items, self.progress.loop, self._steps)
             self._judge(items)
         else:
             self.waits.forget()
@@ -69,7 +72,7 @@ class Standing:
 
     def _waiting(self, scheduler: Any) -> list[str]:
         items = work.of(scheduler)
-        self.waits.look(items, self.progress.loop, self.recorder.step)
+        self.waits.look(items, self.progress.loop, self._steps)
         some = [w for w in self.waits.all.values() if self._waited(w) >= LIVE]
         steps = self._seconds() < LIVE
         told = []
@@ -96,18 +99,43 @@ class Standing:
                 self.context.trap.tell(finding, each=True)
             return
         starved = [w for w in late if self._starves(w)]
-        if any(not w.told for w in starved):
-            for wait in starved:
-                wait.told = True
-            starved.sort(key=lambda w: w.step)
-            step = self.recorder.step
-            finding = report.of_starved(
-                step - starved[0].step,
-                self._waited(starved[0]),
-                list(self._reasons(starved, items, True)),
-                self.context,
-            )
-            self.context.trap.tell(finding)
+        if not starved:
+            starved = self._never_fits(late, items)
+        if any(not w.told for w in starved) and self.progress.loop >= self._quiet_until:
+            self._tell_starved(starved, items)
+
+    def _tell_starved(self, starved: list[Wait], items: list[Work]) -> None:
+        """Each time the next one is told later, so that a server that goes on floods no log."""
+        self._quiet = min(QUIET, max(self.settings.hang_seconds, 2 * self._quiet))
+        self._quiet_until = self.progress.loop + self._quiet
+        for wait in starved:
+            wait.told = True
+        starved.sort(key=lambda w: w.step)
+        finding = report.of_starved(
+            self._steps - starved[0].step,
+            self._waited(starved[0]),
+            list(self._reasons(starved, items, True)),
+            self.context,
+        )
+        self.context.trap.tell(finding, each=True)
+
+    def _never_fits(self, late: list[Wait], items: list[Work]) -> list[Wait]:
+        """The first of the queue, if its pool is too small for it and so it can never be admitted.
+
+        Nobody overtakes it, because SGLang stops at the first one that does not fit: all others
+        wait behind it until the last running request ends, and for ever then. It is asked once in
+        ``hang_seconds``.
+        """
+        queue = getattr(self.recorder.scheduler, "waiting_queue", None) or (None,)
+        for wait in late:
+            if wait.request is not queue[0] or wait.place is not Place.QUEUE:
+                continue
+            if wait.told or self.progress.loop < wait.asked + self.settings.hang_seconds:
+                return []
+            wait.asked = self.progress.loop
+            item = Work(wait.request, wait.place)
+            return [wait] if reasons.of(self.recorder.scheduler, item, items, True).never else []
+        return []
 
     def _starves(self, wait: Wait) -> bool:
         """No progress for so many steps, without those in which it waited for its turn.
@@ -118,7 +146,7 @@ class Standing:
         if wait.place is Place.ROOM:
             return False
         most = self.settings.starved_steps
-        return bool(most and self.recorder.step - wait.turn >= most)
+        return bool(most and self._steps - wait.turn >= most)
 
     def _reasons(
         self, waits: list[Wait], items: list[Work], steps: bool
@@ -129,6 +157,11 @@ class Standing:
                 item = Work(wait.request, wait.place)
                 of = reasons.of(self.recorder.scheduler, item, items, steps)
             yield wait, self._waited(wait), of
+
+    @property
+    def _steps(self) -> int:
+        """Steps so far: of requests, see ``Progress``."""
+        return self.recorder.step - self.progress.empty
 
     def _seconds(self) -> float:
         """For how long the loop has turned without a step."""

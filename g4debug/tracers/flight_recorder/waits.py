@@ -19,7 +19,9 @@ class Wait:
 
     turn: ``step``, and with it the steps since then in which it waited for its turn in the queue.
     done: the most tokens that were computed or generated for it; a retraction takes none away.
-    overtaken: a request that came later has begun since its last progress.
+    last: how many it had at the last look. again: how often it has lost some since it had the most.
+    overtaken: a request that came later has begun since its last progress. asked: ``loop`` when it
+    was last asked if it can ever be admitted.
     """
 
     request: Any
@@ -29,7 +31,10 @@ class Wait:
     step: int
     turn: int
     done: int = 0
+    last: int = 0
+    again: int = 0
     overtaken: bool = False
+    asked: float = -math.inf
     told: bool = False
 
     @property
@@ -72,15 +77,28 @@ class Waits:
             found.place = place
             self.all[id(request)] = found
             done = _done(request) if place in BEGUN else 0
-            if done > found.done:
+            if self._went_on(found, done):
                 if not found.done:
                     newest = max(newest, found.order)
-                found.done, found.loop, found.step, found.turn = done, loop, step, step
+                found.loop, found.step, found.turn = loop, step, step
                 found.overtaken = found.told = False
+            if done > found.done:
+                found.done, found.again = done, 0
         self._step = step
         for wait in self.all.values():
             if wait.order < newest and wait.place not in BEGUN and not wait.place.outside:
                 wait.overtaken = True
+
+    @staticmethod
+    def _went_on(wait: Wait, done: int) -> bool:
+        """A request has more tokens than ever, or is computed anew after its first retraction.
+
+        One that is retracted again and again gets nowhere, however much of it is computed.
+        """
+        wait.again += done < wait.last
+        more = done > wait.last
+        wait.last = done
+        return done > wait.done or (more and wait.again <= 1)
 
     def _next(self) -> int:
         self._count += 1

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from g4debug.findings import names
 from g4debug.hooking import req_kv
+from g4debug.hooking.resolved import dp_attention, server_argument
 
 
 class Place(Enum):
@@ -123,6 +124,10 @@ def limits(scheduler: Any) -> Iterator[tuple[str, str]]:
     """What is not told of this server, and why."""
     for what in outside(scheduler):
         yield "hangs: not of every request", f"one may wait for {what}"
+    for what in _not_looked_at(scheduler):
+        yield "hangs: not of every request", f"the queue of {what} is not looked at"
+    if dp_attention(getattr(scheduler, "server_args", None)):
+        yield "hangs: DP attention", "it was never run so"
     if frees_without_steps(scheduler):
         yield (
             "hangs: none is called a deadlock",
@@ -131,13 +136,25 @@ def limits(scheduler: Any) -> Iterator[tuple[str, str]]:
         )
 
 
+def _not_looked_at(scheduler: Any) -> Iterator[str]:
+    """Whose queue is none of ``QUEUES``, in words."""
+    if getattr(scheduler, "dllm_config", None) is not None:
+        yield "a diffusion model"
+    if getattr(scheduler, "mm_receiver", None) is not None:
+        yield "requests whose images another server encodes"
+    if server_argument(getattr(scheduler, "server_args", None), "enable_pdmux"):
+        yield "prompts that are split by layers (pdmux)"
+
+
 def frees_without_steps(scheduler: Any) -> bool:
     """True if memory may become free without a step, by a copy to the host or to storage."""
     named = (
         "enable_hierarchical_cache", "enable_unified_cache_external_linker", "enable_hisparse",
         "enable_decode_hicache", "decode_offload_manager",
     )  # fmt: skip
-    return any(getattr(scheduler, name, None) for name in named)
+    args = getattr(scheduler, "server_args", None)
+    asked = (server_argument(args, name) for name in ("enable_lmcache", "enable_flexkv"))
+    return any(getattr(scheduler, name, None) for name in named) or any(asked)
 
 
 def name(request: Any) -> str:

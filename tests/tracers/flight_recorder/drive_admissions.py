@@ -103,6 +103,7 @@ def example(seed: int) -> None:
     schedule_policy.PrefillAdder = compare(scheduler)
     shared = [dice.randrange(4, 90) for _ in range(300)]
     came = idle = 0
+    claimed = None
     for _ in range(120):
         if came < 12 and dice.random() < 0.4:
             most = min(served.FULL - 3 * PAGE, served.CONTEXT - 60, 320)
@@ -121,12 +122,15 @@ def example(seed: int) -> None:
             found[f"ended: {type(e).__name__}"] += 1  # SGLang's own bugs at such pools
             return
         items = scheduler.work()
+        assert claimed is None or did == "idle", (claimed, did)
         idle = idle + 1 if did == "idle" and items else 0
         if idle:
             first = items[0]
             if server.waiting and first.place is Place.QUEUE:
                 assert first.request is server.waiting[0]
             reason = reasons.of(scheduler, first, items, steps=False)
+            if idle == 2 and reason.deadlock:
+                claimed = reason
             if idle >= 3:
                 assert reason.deadlock, reason
                 assert reason.verdict.startswith("A deadlock"), reason

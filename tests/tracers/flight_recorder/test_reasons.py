@@ -34,6 +34,64 @@ def test_who_waits_for_a_prompt_that_goes_on_is_in_no_deadlock(scheduler):
     assert found.verdict.startswith("A deadlock. It lacks 449 tokens of the SWA pool, no request")
 
 
+def test_a_deadlock_is_only_where_it_is_known_who_holds_the_memory(scheduler, monkeypatch):
+    waits = Work(request("waits"), Place.QUEUE)
+    scheduler.waiting_queue = [waits.request]
+
+    def verdict(rest: int, sessions: int = 0) -> reasons.Reason:
+        monkeypatch.setattr(shares, "shares", lambda *_: Shares((), 0, 0, 64, rest, sessions))
+        return reasons.of(scheduler, waits, [waits], steps=False)
+
+    assert verdict(rest=448).deadlock  # it would not do if all of it came back
+    lost = verdict(rest=449)
+    assert not lost.deadlock
+    assert "449 tokens belong to no request and no prefix cache" in lost.verdict
+    assert "pool-leak" in lost.verdict
+    session = verdict(rest=0, sessions=2)
+    assert not session.deadlock
+    assert "each of 2 open sessions keeps memory until it is closed" in session.verdict
+
+
+def test_a_pool_that_is_too_small_is_a_deadlock_whoever_holds_it(scheduler, monkeypatch):
+    refused = Refusal("SWA pool: needs 800, has 64", admission.SWA, 736, 800, 768)
+    monkeypatch.setattr(admission, "refusal", lambda *_: refused)
+    monkeypatch.setattr(shares, "shares", lambda *_: Shares((), 0, 0, 64, 704, 1))
+    waits = Work(request("waits"), Place.QUEUE)
+    scheduler.waiting_queue = [waits.request]
+    found = reasons.of(scheduler, waits, [waits], steps=True)
+    assert (found.deadlock, found.never) == (True, True)
+    assert "No step can free enough" in found.verdict
+
+
+@pytest.mark.parametrize(
+    ("server", "fix"),
+    [
+        ({}, "idle-admission"),
+        ({"disaggregation_mode": "prefill"}, ""),
+        ({"pp_size": 2}, ""),
+        ({"enable_flexkv": True}, ""),
+    ],
+)
+def test_a_fix_is_named_only_where_it_acts(scheduler, monkeypatch, server, fix):
+    refused = Refusal("SWA pool", admission.SWA, 736, 800, 768)
+    monkeypatch.setattr(admission, "refusal", lambda *_: refused)
+    scheduler.server_args = SimpleNamespace(**server)
+    waits = Work(request("waits"), Place.QUEUE)
+    scheduler.waiting_queue = [waits.request]
+    assert reasons.of(scheduler, waits, [waits], steps=False).fix == fix
+
+
+def test_sessions_that_keep_memory_between_turns_are_counted(monkeypatch):
+    """A slot whose row a request uses is that request's."""
+    slots = {n: SimpleNamespace(req_pool_idx=row) for n, row in enumerate((None, 3, 4))}
+    wrapped = SimpleNamespace(tree_cache=SimpleNamespace(slots=slots))
+    inside = SimpleNamespace(tree_cache=SimpleNamespace(session=SimpleNamespace(slots=slots)))
+    uses = Work(SimpleNamespace(rid="turn", req_pool_idx=4), Place.RUNS)
+    for scheduler in (wrapped, inside):
+        assert shares._between_turns(scheduler, []) == 2
+        assert shares._between_turns(scheduler, [uses]) == 1
+
+
 @pytest.mark.parametrize("lora", [False, True])
 def test_only_without_adapters_the_first_stops_all_others(scheduler, lora):
     scheduler.enable_lora = lora

@@ -26,6 +26,7 @@ from g4debug.trapping.describe import Describer
 from g4debug.trapping.trap import Trap
 
 LIMIT, STEPS = 20, 100
+EMPTY = SimpleNamespace(forward_mode=SimpleNamespace(is_idle=lambda: True))
 
 
 class Request:
@@ -81,6 +82,16 @@ class Server:
         self.now += seconds
         for request in served:
             request.kv_committed_len += 1
+        self.flight.progress.step_ends(None)
+
+    def empty_step(self, seconds: float = 0.3) -> None:
+        """A round with a batch of nobody, which a rank runs because others have requests."""
+        self.flight.progress.came_round()
+        self.flight.look()
+        self.recorder.step += 1
+        self.has.forward_ct += 1
+        self.flight.progress.step_begins(self.has, batch=EMPTY)
+        self.now += seconds
         self.flight.progress.step_ends(None)
 
     @property
@@ -309,6 +320,22 @@ def test_what_was_never_run_is_said(server):
     assert next(what for what, _ in work.limits(server.has)) == "hangs: not of every request"
 
 
+@pytest.mark.parametrize(
+    ("has", "said"),
+    [
+        ({"dllm_config": object()}, "the queue of a diffusion model is not looked at"),
+        ({"mm_receiver": object()}, "requests whose images another server encodes is not looked"),
+        ({"server_args": SimpleNamespace(enable_pdmux=True)}, "split by layers (pdmux)"),
+        ({"server_args": SimpleNamespace(enable_dp_attention=True)}, "it was never run so"),
+    ],
+)
+def test_a_queue_that_is_not_looked_at_is_said(server, has, said):
+    vars(server.has).update(has)
+    ((what, why),) = work.limits(server.has)
+    assert what.startswith("hangs: ")
+    assert said in why
+
+
 def test_a_step_that_our_hook_did_not_see(server):
     """SGLang's own count has grown, so it is our hook that is dead."""
     server.has.running_batch.reqs.append(Request("a", 9))
@@ -316,6 +343,41 @@ def test_a_step_that_our_hook_did_not_see(server):
         server.has.forward_ct += 1
         server.turn(1)
     assert server.told == []
+
+
+def test_batches_of_nobody_are_no_steps(server):
+    """A rank of DP attention runs them while others serve, and its own request stands."""
+    server.has.waiting_queue.append(Request("a"))
+    for _ in range(3 * LIMIT):
+        server.empty_step(1)
+    assert server.told == ["hang: 1"]
+    (found,) = server.findings()
+    assert found.location.request == "a"
+
+
+def test_batches_of_nobody_on_a_rank_that_has_nothing_to_do(server):
+    for _ in range(3 * STEPS):
+        server.empty_step(1)
+    request = Request("a")
+    server.has.running_batch.reqs.append(request)
+    for _ in range(LIMIT):
+        server.empty_step(0.5)
+        server.step(0.5, request)
+    assert server.told == []
+
+
+def test_batches_of_nobody_starve_nobody(server):
+    """The steps that a chunk waits are steps of requests."""
+    decodes, waits = Request("decodes", 60), Request("waits", 576)
+    server.has.running_batch.reqs.append(decodes)
+    server.has.chunked_req = waits
+    server.turn(1)
+    for _ in range(STEPS - 5):
+        server.step(0.1, decodes)
+        server.empty_step(0.1)
+    assert server.told == []
+    serve(server, decodes, steps=STEPS)
+    assert server.told == ["starved: 1"]
 
 
 def test_a_request_that_has_ended_is_no_work(server):
@@ -444,6 +506,77 @@ def test_progress_again_after_a_retraction_is_not_starvation(server):
     again.kv_committed_len = 96  # its prefill, in one step
     serve(server, again, other, steps=STEPS + 50)
     assert server.told == []
+
+
+def test_a_prompt_that_is_computed_anew_in_chunks_goes_on(server):
+    """Each of its steps is progress, although it has had more before."""
+    again, other = Request("again", 1000), Request("other", 5)
+    server.has.running_batch.reqs[:] = [again, other]
+    server.turn(1)
+    again.kv_committed_len = 0
+    server.has.running_batch.reqs[:] = [other]
+    server.has.waiting_queue[:] = [again]
+    serve(server, other, steps=10)
+    server.has.waiting_queue.clear()
+    server.has.chunked_req = again
+    for _ in range(3 * STEPS):
+        server.step(0.3, again, other)
+    assert server.told == []
+
+
+def test_a_request_that_is_retracted_again_and_again_starves(server):
+    """It is computed anew each time, and never gets further than it was."""
+    again, other = Request("again", 90), Request("other", 5)
+    server.has.running_batch.reqs[:] = [again, other]
+    server.turn(1)
+    for _ in range(10):
+        again.kv_committed_len = 0
+        serve(server, other, steps=STEPS // 4)
+        again.kv_committed_len = 80
+        serve(server, other, steps=STEPS // 4)
+    assert server.told == ["starved: 1"]
+    assert server.findings()[0].location.request == "again"
+
+
+def test_the_next_request_that_starves_is_told_in_full_later(server, caplog):
+    """The log and a dump name each of them, but not more often than in twice the time before."""
+    for n in range(3):
+        parked, decodes = Request(f"parked-{n}", 576), Request("decodes", 60)
+        server.has.chunked_req, server.has.running_batch.reqs[:] = parked, [decodes]
+        serve(server, decodes, steps=2 * STEPS)
+    assert server.told == ["starved: 3"]
+    assert [f.location.request for f in server.findings()] == ["parked-0", "parked-1", "parked-2"]
+    assert all(f"request parked-{n} made no progress" in caplog.text for n in range(3))
+    for n in range(3, 7):
+        server.has.chunked_req = Request(f"parked-{n}", 576)
+        serve(server, decodes, steps=STEPS + 70)
+    assert server.told == ["starved: 4"]
+
+
+@pytest.mark.parametrize("never", [True, False])
+def test_the_first_of_the_queue_that_can_never_fit_is_told_while_others_run(
+    server, monkeypatch, never
+):
+    """Nobody overtakes it: SGLang stops at it, and asks for none behind it."""
+    asked = []
+
+    def of(scheduler, item, items, steps):
+        asked.append(item.request.rid)
+        return Reason("SWA pool: needs 640, has 512", deadlock=never, never=never)
+
+    monkeypatch.setattr(reasons, "of", of)
+    decodes = Request("decodes", 60)
+    server.has.running_batch.reqs.append(decodes)
+    server.has.waiting_queue += [Request("too-long"), Request("behind")]
+    server.turn(1)
+    for _ in range(3 * LIMIT):
+        server.step(1, decodes)
+    assert server.told == (["starved: 1"] if never else [])
+    assert asked == ["too-long"] * 2  # once in LIMIT; if it never fits, once, and for the finding
+    if never:
+        (found,) = server.findings()
+        assert found.location.request == "too-long"
+        assert found.expected == "a pool that has room for it once all others have ended"
 
 
 @pytest.mark.parametrize(("busy", "later"), [(0.02, 10), (0.0, 1)])
