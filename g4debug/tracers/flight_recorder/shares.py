@@ -26,8 +26,8 @@ class Share:
 class Shares:
     """requests: by size. evictable, locked: of the prefix cache, None if there is none.
 
-    rest: in use, and held by nobody who is known here. sessions: how many streaming sessions keep KV
-    between two turns, which is a part of ``rest`` and of ``locked``.
+    rest: in use, and held by nobody who is known here. sessions: how many streaming sessions keep
+    KV between two turns, which is a part of ``rest`` and of ``locked``.
     """
 
     requests: tuple[Share, ...]
