@@ -20,6 +20,8 @@ from harness.verdicts import not_completed
 from suites.healthy.workload import Group, Workload
 
 LEAK_STEPS = 4  # busy steps between two censuses
+# Lower than by default (20, 5000), so that what looks like a hang or a starved request is judged.
+HANG_SECONDS, STARVED_STEPS = 5, 300
 TIMEOUT = 1800.0  # seconds of one run
 # The log line of a failure of g4debug itself. A tracer that is off finds nothing.
 FAILED = re.compile(
@@ -68,6 +70,8 @@ def tracing(folder: Path) -> dict[str, str]:
         "G4DEBUG_TRACE": ",".join(on_one_rank()),
         "G4DEBUG_MODE": "raise",
         "G4DEBUG_LEAK_STEPS": str(LEAK_STEPS),
+        "G4DEBUG_HANG_SECONDS": str(HANG_SECONDS),
+        "G4DEBUG_STARVED_STEPS": str(STARVED_STEPS),
         "SGLANG_TRTLLM_MHA_DEBUG_DIR": str(folder / "dumps"),
     }
 
@@ -94,7 +98,7 @@ def launch(
 ) -> Outcome:
     """Run a child with every tracer or with none. It leaves its log."""
     if armed:
-        environ = {**environ, **tracing(folder)}
+        environ = {**tracing(folder), **environ}  # a group may have limits of its own
         forget(folder)
     name = "armed" if armed else "plain"
     return run_child(name, module, arguments, environ, folder, timeout)

@@ -12,7 +12,16 @@ from harness.render import Block
 
 from g4debug.cpu import toys
 from g4debug.cpu.server import DEFAULT
-from suites.healthy.run import LEAK_STEPS, Done, Ran, Served, added, checkers
+from suites.healthy.run import (
+    HANG_SECONDS,
+    LEAK_STEPS,
+    STARVED_STEPS,
+    Done,
+    Ran,
+    Served,
+    added,
+    checkers,
+)
 
 
 def block(ran: Ran) -> Block:
@@ -64,6 +73,8 @@ def markdown(
         limits=_said(real, lambda ran: ran.limits),
         checkers=checkers(),
         leak_steps=LEAK_STEPS,
+        hang_seconds=HANG_SECONDS,
+        starved_steps=STARVED_STEPS,
         model="" if model == DEFAULT else model,
         drafts=bool(toys.load(model).draft),
         without=without,

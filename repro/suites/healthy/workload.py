@@ -91,6 +91,8 @@ class Group:
 
 
 CHUNKS = {"chunked_prefill_size": 256}
+# The limits that a server has by itself: for what lasts longer than the suite's own.
+DEFAULT_LIMITS = {"G4DEBUG_HANG_SECONDS": "20", "G4DEBUG_STARVED_STEPS": "5000"}
 Given = Mapping[str, Any]  # arguments of ``sgl.Engine``
 NONE: Given = MappingProxyType({})
 

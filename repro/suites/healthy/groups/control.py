@@ -5,7 +5,16 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from suites.healthy.workload import Client, cached, finish, require, with_mtp, without_mtp, workload
+from suites.healthy.workload import (
+    DEFAULT_LIMITS,
+    Client,
+    cached,
+    finish,
+    require,
+    with_mtp,
+    without_mtp,
+    workload,
+)
 
 
 async def _pause(client: Client, mode: str) -> None:
@@ -145,12 +154,10 @@ async def memory_released(client: Client) -> None:
         client.note("releases", 1)
 
 
-QUIET = 30.0  # seconds; G4DEBUG_HANG_SECONDS is 20 if it is not set
+QUIET = 30.0  # seconds
 
 
-@workload(
-    "no traffic", "for 30 s, and requests again; `G4DEBUG_HANG_SECONDS` is not set, so it is 20"
-)
+@workload("no traffic", "for 30 s, and requests again; `G4DEBUG_HANG_SECONDS` is its default, 20")
 async def no_traffic(client: Client) -> None:
     await client.batch(4)
     await asyncio.sleep(QUIET)
@@ -174,7 +181,12 @@ WEIGHTS = (new_weights, weights_in_place)
 GROUPS = (
     with_mtp("control", "MTP, prefix cache", CONTROLS),
     without_mtp("control-plain", "no MTP, prefix cache", (*CONTROLS, *WEIGHTS)),
-    with_mtp("quiet", "nothing to do for longer than a hang, MTP", (no_traffic, long_pause)),
+    with_mtp(
+        "quiet",
+        "nothing to do for longer than a hang, MTP",
+        (no_traffic, long_pause),
+        environ=DEFAULT_LIMITS,
+    ),
     without_mtp(
         "quiet-plain", "nothing to do for longer than a hang, no MTP", (no_traffic, long_pause)
     ),

@@ -10,7 +10,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from suites.healthy.workload import Client, finish, require, with_mtp, without_mtp, workload
+from suites.healthy.workload import (
+    DEFAULT_LIMITS,
+    Client,
+    finish,
+    require,
+    with_mtp,
+    without_mtp,
+    workload,
+)
 
 SCHEMA = {
     "type": "object",
@@ -94,7 +102,7 @@ async def free_text(client: Client) -> None:
     client.note("text prompts", len(found))
 
 
-SLOW = 30  # seconds; G4DEBUG_HANG_SECONDS is 20 if it is not set
+SLOW = 30  # seconds
 
 
 async def _slow(client: Client, expression: str) -> None:
@@ -134,7 +142,7 @@ GROUPS = (
         "grammars that are compiled for longer than a hang (the fault `slow-grammar`), no MTP",
         (slow_alone, slow_beside_others),
         GRAMMAR,
-        environ={"G4DEBUG_FAULTS": f"slow-grammar=on({1000 * SLOW})"},
+        environ={**DEFAULT_LIMITS, "G4DEBUG_FAULTS": f"slow-grammar=on({1000 * SLOW})"},
         prepare=byte_tokenizer,
         only="no model takes part in the compiling of a grammar",
     ),
