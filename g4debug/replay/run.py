@@ -71,7 +71,7 @@ def replayed(
             if stopped and outcome.recording is not None:
                 # What was found in the last steps may not have been told.
                 until = max(1, outcome.recording.steps - BEHIND)
-            judged = verdict.judge(record, on, recording, outcome, until)
+            judged = verdict.judge(record, on, recording, outcome, until, made.elsewhere)
             if stopped and judged.found is None:
                 judged = dataclasses.replace(
                     judged, code=verdict.NOTHING, text=f"{INTERRUPTED}; {judged.text}"

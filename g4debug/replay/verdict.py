@@ -8,17 +8,20 @@ about them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from g4debug.findings.kinds import Place, place_of
 from g4debug.findings.record import Finding, Plain, Tape, TrapRecord
 from g4debug.findings.tape import Recording
 from g4debug.replay.host import Outcome
+from g4debug.replay.workload import BEHIND
 
 REPRODUCED, OTHERWISE, NOTHING = 0, 1, 2  # exit codes
 RECORDER = "flight-recorder"
 HANG = RECORDER, "hang"  # check and kind of a finding
+# A crash tells of no page. Who calls the host innocent of it must have looked with both of these.
+PAGES = "kv-allocator", "page-table"
 
 
 @dataclass(frozen=True)
@@ -136,12 +139,17 @@ class Verdict:
 
 
 def judge(
-    record: TrapRecord, on: Tape, recorded: Recording, outcome: Outcome, until: int = 0
+    record: TrapRecord,
+    on: Tape,
+    recorded: Recording,
+    outcome: Outcome,
+    until: int = 0,
+    elsewhere: Sequence[str] = (),
 ) -> Verdict:
     """The verdict of a replay on the finding of a dump. until: the tape's last step that is judged;
-    0 for all. It says nothing about what came after."""
+    0 for all. It says nothing about what came after. elsewhere: see ``Setting``."""
     if not until:
-        return _judge(record, on, recorded, outcome)
+        return _judge(record, on, recorded, outcome, elsewhere)
     step, there = until + on.first, record.finding
     more = f"What came after step {step} was not replayed, so nothing is said of it."
     if there.kind != "asked" and there.location.step > step:
@@ -151,7 +159,11 @@ def judge(
             record, finding=dataclasses.replace(there, check=RECORDER, kind="asked")
         )
     verdict = _judge(
-        _first_steps(record, step), on, _first_of(recorded, until), _begin_of(outcome, until)
+        _first_steps(record, step),
+        on,
+        _first_of(recorded, until),
+        _begin_of(outcome, until),
+        elsewhere,
     )
     text = verdict.text
     if verdict.states is not None and verdict.code == REPRODUCED and verdict.found is None:
@@ -189,7 +201,13 @@ def _begin_of(outcome: Outcome, steps: int) -> Outcome:
     )
 
 
-def _judge(record: TrapRecord, on: Tape, recorded: Recording, outcome: Outcome) -> Verdict:
+def _judge(
+    record: TrapRecord,
+    on: Tape,
+    recorded: Recording,
+    outcome: Outcome,
+    elsewhere: Sequence[str],
+) -> Verdict:
     if outcome.recording is None:
         return Verdict(NOTHING, f"cannot be replayed, because the scheduler {_end_of(outcome)}")
     differs = list(_facts(on.scheduler, outcome.scheduler))
@@ -220,10 +238,11 @@ def _judge(record: TrapRecord, on: Tape, recorded: Recording, outcome: Outcome) 
         return _differ(there, states, like)
     if outcome.ended in ("stuck", "late"):
         return Verdict(NOTHING, f"cannot be replayed, because it {_end_of(outcome)}", (), states)
-    return _of_equal(there, on, states, same, like, first, outcome, bool(record.faults))
+    return _of_equal(record, there, on, states, same, like, first, outcome, elsewhere)
 
 
 def _of_equal(
+    record: TrapRecord,
     there: Finding | None,
     on: Tape,
     states: States,
@@ -231,7 +250,7 @@ def _of_equal(
     like: Finding | None,
     first: Finding | None,
     outcome: Outcome,
-    faulty: bool,
+    elsewhere: Sequence[str],
 ) -> Verdict:
     """All states are equal."""
     n = f"{states.equal} of {states.steps} steps are equal"
@@ -245,13 +264,11 @@ def _of_equal(
         return Verdict(OTHERWISE, text, (_equal(n),), states, first)
     if same is not None:
         why = "It depends on nothing that a GPU computes."
-        if faulty:
+        if record.faults:
             why = "The faults that were injected there were injected here, too."
         return Verdict(REPRODUCED, f"reproduced: {same.headline}", (_equal(n), why), states, same)
     if there.check == RECORDER and first is not None and first.check != RECORDER:
-        step = first.location.step + on.first
-        text = f"explained: in step {step}, {first.headline}"
-        return Verdict(REPRODUCED, text, (_equal(n), f"There: {there.headline}"), states, first)
+        return _of_a_tracer(there, first, first.location.step + on.first, n, states, outcome)
     if like is not None or first is not None:
         found = like or first
         assert found is not None
@@ -268,6 +285,10 @@ def _of_equal(
             f"rank or server, the machine. {there.reference}".strip()
         )
         return Verdict(NOTHING, text, (_equal(n), why), states)
+    blind = unlooked(record, outcome.last)
+    if blind:
+        text = "cannot be told: nothing was found here"
+        return Verdict(NOTHING, text, (_equal(n), f"That proves nothing, because {blind}."), states)
     if max(states.exact, states.last) < states.steps:
         text = "cannot be told: nothing was found here"
         why = (
@@ -275,16 +296,49 @@ def _of_equal(
             "no events of the allocators; arm a tracer that uses the page ledger."
         )
         return Verdict(NOTHING, text, (_equal(n), why), states)
-    return Verdict(
-        OTHERWISE,
-        "not reproduced, states equal",
-        (
-            _equal(n),
-            "The host's decisions are innocent: look at streams, kernels and memory. "
-            f"{there.reference}".strip(),
-        ),
-        states,
-    )
+    more = [_equal(n), "The host's decisions are innocent: look at streams, kernels and memory."]
+    if elsewhere:
+        more.append(f"Look also at what ran there and not here: {', '.join(elsewhere)}.")
+    more += [there.reference] if there.reference else []
+    return Verdict(OTHERWISE, "not reproduced, states equal", tuple(more), states)
+
+
+def _of_a_tracer(
+    there: Finding, first: Finding, step: int, n: str, states: States, outcome: Outcome
+) -> Verdict:
+    """There was no finding of a tracer's, and here is one, in this step of the server."""
+    more = [_equal(n), f"There, in step {there.location.step}: {there.headline}"]
+    near = abs(there.location.step - step) <= BEHIND
+    if near and place_of(there) in (Place.CAUSE, Place.SURFACED):
+        text = f"explained: in step {step}, {first.headline}"
+        return Verdict(REPRODUCED, text, tuple(more), states, first)
+    more.append("Whether the finding here is the cause of what came there was not tested.")
+    if outcome.ended == "raised":
+        more.append(f"The replay ended with it; by --trace without {first.check} it goes on.")
+    text = f"found here, in step {step}: {first.headline}"
+    return Verdict(OTHERWISE, text, tuple(more), states, first)
+
+
+def unlooked(record: TrapRecord, here: TrapRecord | None) -> str:
+    """Why a replay in which it does not come says nothing of a dump's finding, in words.
+
+    '': somebody looked. here: the last dump of the replay.
+    """
+    there = record.finding
+    if there.check == "rank-divergence":
+        return "it is of several ranks, and one is replayed here"
+    if place_of(there) not in (Place.CAUSE, Place.SURFACED):
+        return "it may have come from outside of this scheduler, where nobody looks here"
+    if record.faults:
+        return "a fault was injected there, and whether it struck here is not known"
+    armed = {part.name: part for part in here.tracers if part.mode} if here is not None else {}
+    for name in PAGES if there.check == RECORDER else (there.check,):
+        part = armed.get(name)
+        if part is None:
+            return f"{name} was not armed here"
+        if part.idle or not part.sound:
+            return f"{name} did not look at all of it here ({part.state})"
+    return ""
 
 
 def _equal(n: str) -> str:
