@@ -44,7 +44,8 @@ class Outcome:
     which it decides, as in ``Tape.scheduler``. records: its findings' dumps, oldest first. last:
     its last dump, with or without a finding; its history is compared. lacking: how many verifies
     are not on the tape. reached: at each event that was given, how many tokens each request had
-    that was given before, -1 if it had ended. idle: the idle rounds at its end.
+    that was given before, -1 if it had ended. idle: the idle rounds at its end. works: requests had
+    not ended when all was given.
     """
 
     ended: str
@@ -57,6 +58,7 @@ class Outcome:
     seconds: float
     reached: tuple[dict[int, int], ...] = ()
     idle: int = 0
+    works: bool = False
 
 
 class Host:
@@ -82,9 +84,10 @@ class Host:
         workload: Workload | None = None,
         idle: int = IDLE,
         until: int = 0,
+        to_the_end: bool = False,
     ) -> Outcome:
         """workload: the part of the tape that is given, None for all; then it ends after so many
-        ``idle`` rounds. until: the last step that is wanted, 0 for all.
+        ``idle`` rounds. until: the last step that is wanted, 0 for all. to_the_end: see ``Feeder``.
 
         Ctrl-C ends it with the step that runs, if all is given; a second one at once.
         """
@@ -96,6 +99,7 @@ class Host:
             old.unlink(missing_ok=True)
         job = {
             "result": str(result), "seconds": seconds, "idle": idle, "until": until,
+            "to_the_end": to_the_end,
             "workload": None if workload is None else workload.plain(), "stop": str(stop),
         }  # fmt: skip
         assert self.process.stdin is not None
@@ -140,6 +144,7 @@ class Host:
             took,
             tuple({int(k): n for k, n in state.items()} for state in found["reached"]),
             found["idle"],
+            found.get("works", False),
         )
 
     def _until(self, what: str, progress: Progress) -> dict[str, Any]:

@@ -88,7 +88,8 @@ def replayed(
                 try:
                     host.made(other.release)
                     with host.started(dump, on, other, armed, folder, told, pages_only) as running:
-                        text = _with_it(judged.found, running.run(seconds, told))
+                        ran = running.run(seconds, told, to_the_end=True)
+                        text = _with_it(judged.found, ran, record, on.first)
                         if running.without:
                             text += f" (it has no {', '.join(running.without)})"
                 except CannotReplay as e:
@@ -141,18 +142,27 @@ def _others(
         yield f"SGLang {release}", dataclasses.replace(made, release=release)
 
 
-def _with_it(found: Finding, outcome: host.Outcome) -> str:
-    """Whether a finding like this one comes. Pages and steps may be others."""
+def _with_it(found: Finding, outcome: host.Outcome, record: TrapRecord, first: int) -> str:
+    """Whether a finding like this one comes. Pages and steps may be others. first: the steps before
+    the tape."""
     like = verdict.first_alike(found, outcome.records)
     if like is not None:
-        return f"it comes, in step {like.finding.location.step}"
+        return f"it comes, in step {like.finding.location.step + first}"
     if outcome.records:
         return f"another finding comes: {outcome.records[0].finding.headline}"
     if outcome.ended == STOPPED:
         return INTERRUPTED
-    if outcome.ended != "tape":
-        return f"cannot be told: {outcome.error or outcome.ended}"
-    return "it does not come"
+    if outcome.ended != "tape" or outcome.recording is None:
+        return f"cannot be told: it {verdict.end_of(outcome)}"
+    steps = f"{outcome.recording.steps} steps"
+    if outcome.works:
+        return f"cannot be told: it did not come in {steps}, and requests still ran or waited then"
+    blind = verdict.blind((found.check,), outcome.last)
+    if record.faults:
+        blind = verdict.FAULTY
+    if blind:
+        return f"cannot be told: it did not come in {steps}, but {blind}"
+    return f"it does not come in {steps}, by which all requests had ended"
 
 
 def _shrink(

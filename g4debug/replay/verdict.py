@@ -22,6 +22,7 @@ RECORDER = "flight-recorder"
 HANG = RECORDER, "hang"  # check and kind of a finding
 # A crash tells of no page. Who calls the host innocent of it must have looked with both of these.
 PAGES = "kv-allocator", "page-table"
+FAULTY = "a fault was injected there, and whether it struck here is not known"
 
 
 @dataclass(frozen=True)
@@ -209,7 +210,7 @@ def _judge(
     elsewhere: Sequence[str],
 ) -> Verdict:
     if outcome.recording is None:
-        return Verdict(NOTHING, f"cannot be replayed, because the scheduler {_end_of(outcome)}")
+        return Verdict(NOTHING, f"cannot be replayed, because the scheduler {end_of(outcome)}")
     differs = list(_facts(on.scheduler, outcome.scheduler))
     if differs:
         return Verdict(
@@ -237,7 +238,7 @@ def _judge(
     if states.differs:
         return _differ(there, states, like)
     if outcome.ended in ("stuck", "late"):
-        return Verdict(NOTHING, f"cannot be replayed, because it {_end_of(outcome)}", (), states)
+        return Verdict(NOTHING, f"cannot be replayed, because it {end_of(outcome)}", (), states)
     return _of_equal(record, there, on, states, same, like, first, outcome, elsewhere)
 
 
@@ -330,9 +331,16 @@ def unlooked(record: TrapRecord, here: TrapRecord | None) -> str:
     if place_of(there) not in (Place.CAUSE, Place.SURFACED):
         return "it may have come from outside of this scheduler, where nobody looks here"
     if record.faults:
-        return "a fault was injected there, and whether it struck here is not known"
-    armed = {part.name: part for part in here.tracers if part.mode} if here is not None else {}
-    for name in PAGES if there.check == RECORDER else (there.check,):
+        return FAULTY
+    return blind(PAGES if there.check == RECORDER else (there.check,), here)
+
+
+def blind(names: Iterable[str], here: TrapRecord | None) -> str:
+    """Why these tracers have not looked at all of a replay, in words; '' if they have."""
+    if here is None:
+        return "the replay left no dump that says who looked"
+    armed = {part.name: part for part in here.tracers if part.mode}
+    for name in names:
         part = armed.get(name)
         if part is None:
             return f"{name} was not armed here"
@@ -436,7 +444,8 @@ def pages(record: TrapRecord) -> tuple[object, ...]:
     return bad, held, last
 
 
-def _end_of(outcome: Outcome) -> str:
+def end_of(outcome: Outcome) -> str:
+    """How a replay ended, in words."""
     return {
         "late": f"did not come to the end of the tape in {outcome.seconds:.0f} s",
         "large": f"was ended: {outcome.error}",

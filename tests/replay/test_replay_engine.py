@@ -8,6 +8,7 @@ import importlib.util
 import json
 import os
 import pty
+import re
 import signal
 import sys
 import time
@@ -283,7 +284,7 @@ def test_a_bug_of_sglangs_own_comes_again_with_fewer_requests(
     )  # fmt: skip
     assert result["code"] == 0, result
     assert result["equal"] == result["steps"]
-    assert result["tried"] == [["fix locked-prefix on", "it does not come"]]
+    assert _does_not_come(result, "fix locked-prefix on")
     shrunk = result["shrunk"]
     assert len(shrunk["kept"]) < shrunk["before"] / 3
     again = replay(tmp_path, reading.read(small), capsys)
@@ -302,7 +303,13 @@ def test_a_hang_of_sglangs_own_comes_again(
     assert result["code"] == 0, result
     assert result["text"].startswith("reproduced: g4debug: flight-recorder: the scheduler hangs")
     assert result["equal"] == result["steps"]
-    assert result["tried"] == [["fix parked-chunk on", "it does not come"]]
+    assert _does_not_come(result, "fix parked-chunk on")
+
+
+def _does_not_come(result: Any, way: str) -> bool:
+    ((name, text),) = result["tried"]
+    says = r"it does not come in \d+ steps, by which all requests had ended"
+    return bool(name == way and re.fullmatch(says, text))
 
 
 @pytest.mark.written_for("idle-draft-input")
