@@ -66,7 +66,7 @@ class Replayer:
         threading.Thread(target=self._watch_start, daemon=True).start()
         record = reading.read(Path(order.dump))
         self.hung = verdict.hung(record.finding)
-        _, self.recording = recording_of(record)
+        self.tape, self.recording = recording_of(record)
         tokens = Tokens(self.recording, order.model["vocab"] - FIRST_WORD)
         self.feeder = Feeder(self.recording, tokens)
         self.job: dict[str, Any] | None = None  # of this fork
@@ -204,7 +204,7 @@ class Replayer:
         if job["to_the_end"]:
             self.feeder.to_the_end()
         if taping.current is not None:
-            taping.current.go_on(self.recording.begins)
+            taping.current.go_on(self.recording.begins, self.tape.format)
         self.feeder.begin(self.scheduler)
         if self.hung:
             self.feeder.hangs = self._hangs

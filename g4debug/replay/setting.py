@@ -77,7 +77,7 @@ def recording_of(record: TrapRecord) -> tuple[Tape, Recording]:
             "an older g4debug"
         )
     if on.format not in tape.FORMATS:
-        known = " and ".join(map(str, tape.FORMATS))
+        known = ", ".join(map(str, tape.FORMATS))
         raise CannotReplay(f"its tape has the format {on.format}, and this g4debug reads {known}")
     if on.limits:
         raise CannotReplay(f"a tape cannot carry what was used there: {'; '.join(on.limits)}")

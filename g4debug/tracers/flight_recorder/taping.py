@@ -137,6 +137,7 @@ class Taping:
         self.ring = tape.Ring(context.settings.tape << 20)
         self.key = secrets.token_bytes(32)
         self.rounds = Rounds()
+        self.format = tape.FORMAT
         self.digests = PageDigests()
         self.scheduler: Any = None
         self.facts: dict[str, Plain] = {}
@@ -268,8 +269,12 @@ class Taping:
         self._go_on_limits()
         self._trim()
 
-    def go_on(self, begins: tape.Start) -> None:
-        """Start a tape without a limit that begins like the replayed one: for a replay."""
+    def go_on(self, begins: tape.Start, format: int) -> None:
+        """Start a tape without a limit that begins like the replayed one: for a replay.
+
+        format: of that tape, whose digests are to be compared.
+        """
+        self.format, self.digests = format, PageDigests(format)
         self.ring = tape.Ring(1 << 40, settled=1 << 40)
         self.steps, self.checksum = begins.steps, begins.checksum
         self._start(begins.why)
@@ -452,6 +457,7 @@ class Taping:
             limits | self.limits,
             self.variables,
             self.ended_limits,
+            self.format,
         )
 
 

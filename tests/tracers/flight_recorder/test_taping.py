@@ -291,6 +291,22 @@ def test_the_checksum_and_the_digests_tell_states_apart() -> None:
     assert all(x != y for x, y in zip(plain.checksums[70:80], free.checksums[70:80], strict=True))
 
 
+def test_a_replay_makes_the_digests_of_the_tape_that_it_is_given() -> None:
+    def replayed(format: int) -> tuple[int, dict[int, int]]:
+        server = Server()
+        server.taping.go_on(server.read().begins, format)
+        for _ in range(EVERY):
+            server.step(DECODE, SimpleNamespace(rid="a"))
+        made = server.taping.tape()
+        assert made is not None
+        return made.format, server.read().pages
+
+    formats = [replayed(format) for format in (2, tape.FORMAT)]
+    assert [format for format, _ in formats] == [2, tape.FORMAT]
+    assert formats[0][1].keys() == formats[1][1].keys()
+    assert formats[0][1][EVERY] != formats[1][1][EVERY]
+
+
 @pytest.mark.parametrize(
     ("message", "what"),
     [
