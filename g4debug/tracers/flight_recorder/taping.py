@@ -6,6 +6,7 @@ tokens are hashed once when it arrives and once when it ends.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import secrets
 import struct
@@ -25,11 +26,13 @@ from g4debug.findings.tape_record import pack
 from g4debug.hooking.arguments import argument
 from g4debug.hooking.resolved import dp_attention, server_argument
 from g4debug.tracers.base import Context
+from g4debug.tracers.flight_recorder import work
 from g4debug.tracers.flight_recorder.page_digests import EVERY, PageDigests
 
 LOST = "it cannot carry this"
 LASTS = -1  # of a limit, in place of a step
 REMEMBERED = 256  # requests that have ended, and may still be in a result on its way
+MANY = 64  # requests more than SGLang has: then those are looked for that it has no more
 
 # Settings by which the scheduler decides, beside the requests; SGLang's names. Read at start.
 SCHEDULER = (
@@ -100,11 +103,15 @@ ARGUMENTS = {
 
 @dataclass
 class Live:
-    """A request that has not ended."""
+    """A request that has not ended. prompt: its tokens. rest: those that are not hashed yet.
+
+    Not the whole prompt: SGLang lets go of some requests without a word, see ``_forget``.
+    """
 
     id: int
     chain: tape.Chain
-    prompt: Any  # its tokens
+    prompt: int
+    rest: list[int]
 
 
 class Rounds:
@@ -148,6 +155,10 @@ class Taping:
         self._told: set[str] = set()  # a server may do the same again and again
         self.live: dict[str, Live] = {}
         self.ended: dict[str, int] = {}
+        self._missed: set[str] = set()  # live requests that SGLang did not have at the last look
+        self._looked = -1  # the round of that look
+        self._many = MANY  # so many live requests are a reason to look
+        self._room = 0  # bytes of the last chunk that are a reason to trim
         self.page = 1
         self.on = self.speculates = self.flushed = False
         self.steps = self.requests = self.checksum = 0
@@ -223,6 +234,7 @@ class Taping:
     def _trim(self) -> None:
         """Drop the chunks that have no room any more, and the limits that were only in them."""
         self.ring.trim(self.steps)
+        self._room = len(self.ring.now) + self.ring.part
         first = self.ring.first
         if any(LASTS < at < first for at in self.limits.values()):
             self._lift(first, "the part of it that had this is gone")
@@ -250,6 +262,7 @@ class Taping:
 
     def _start(self, why: Why) -> None:
         scheduler = self.scheduler
+        self._forget()
         self._rows = []
         self._round = self.rounds.count
         rest = tape.start(
@@ -297,6 +310,8 @@ class Taping:
             unused = all(size == free for _, size, free in pool_sizes(scheduler))
             if scheduler.is_fully_idle() and unused:
                 self._start(Why.FLUSH)
+        if messages and self.on and len(self.ring.now) > self._room:
+            self._make_room()  # also where no step comes: a server that hangs is still asked
         self.rounds.begin(bool(messages))
         if messages and self.on:
             self._asked = self.requests
@@ -328,10 +343,33 @@ class Taping:
     def _every(self) -> None:
         self._take_digest()
         self.digests.look(self.scheduler.token_to_kv_pool_allocator, self.steps)
+        if len(self.live) > self._many:
+            self._forget()
+        self._make_room()
+
+    def _make_room(self) -> None:
         if len(self.ring.now) > 4 * self.ring.part:
             self._start(Why.BUSY)
         else:
             self._trim()
+
+    def _forget(self) -> None:
+        """Let go of requests that SGLang has let go of: it refuses some when they come, and takes
+        others out of its queue, and calls no function of ours.
+
+        Only of those that it lacked in an earlier round, too: one may be on its way between two of
+        its lists.
+        """
+        if self._looked == self.rounds.count:
+            return
+        self._looked = self.rounds.count
+        here = {request.rid for request, _ in work.held(self.scheduler)}
+        gone = [rid for rid in self.live if rid not in here]
+        for rid in gone:
+            if rid in self._missed:
+                self._end(rid, (), How.ABORT)
+        self._missed = {rid for rid in gone if rid in self.live}
+        self._many = len(self.live) + len(here) + MANY
 
     def _take_digest(self) -> None:
         taken = self.digests.take()
@@ -399,7 +437,7 @@ class Taping:
         chain = tape.Chain(self.key, self.page, self.speculates, repr(salt) if any(salt) else "")
         hashes = chain.feed(tokens)
         self.requests += 1
-        self.live[message.rid] = Live(self.requests, chain, tokens)
+        self.live[message.rid] = Live(self.requests, chain, len(tokens), list(tokens[chain.done :]))
         options = (
             tape.IGNORES_EOS * bool(params.ignore_eos)
             | tape.LOGPROBS * bool(message.return_logprob)
@@ -444,7 +482,7 @@ class Taping:
         closing = []
         for rid, one in live.items():
             req = running.get(rid)
-            copy = Live(one.id, one.chain.copy(), one.prompt)
+            copy = dataclasses.replace(one, chain=one.chain.copy())
             closing.append(ending(copy, () if req is None else outputs(req), How.RUNNING))
         return pack(
             self.ring.chunks(),
@@ -468,9 +506,8 @@ def open_sessions(scheduler: Any) -> bool:
 
 def ending(live: Live, output: Any, how: How) -> bytes:
     """The ``END`` of a request."""
-    done, prompt = live.chain.done, len(live.prompt)
-    hashes = live.chain.feed([*live.prompt[done:], *output], prompt)
-    return tape.end(live.id, len(output), how, prompt) + hashes
+    hashes = live.chain.feed([*live.rest, *output], live.prompt)
+    return tape.end(live.id, len(output), how, live.prompt) + hashes
 
 
 def outputs(req: Any) -> Any:

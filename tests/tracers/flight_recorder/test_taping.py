@@ -16,7 +16,7 @@ from g4debug.findings.tape_record import data, shortened
 from g4debug.settings import Settings
 from g4debug.tracers.base import Context
 from g4debug.tracers.flight_recorder.page_digests import EVERY
-from g4debug.tracers.flight_recorder.taping import POLICY, STATES, Taping
+from g4debug.tracers.flight_recorder.taping import MANY, POLICY, STATES, Taping
 
 PAGE = 16
 
@@ -397,6 +397,10 @@ def test_a_limit_goes_with_the_part_of_the_tape_that_caused_it(
     if not runs:
         server.taping.released(ended("a", [2]))
         server.taping.released(ended("b", [2]))
+    else:
+        server.scheduler.running_batch.reqs = [
+            SimpleNamespace(rid=rid, output_ids=[]) for rid in "ab"
+        ]
     for n in range(60):
         server.round(asked(f"c{n}", [1] * 400))
         server.step(EXTEND, SimpleNamespace(rid=f"c{n}"))
@@ -522,6 +526,61 @@ def test_its_memory_is_bounded() -> None:
     read = server.read()
     assert 500 < len(read.requests) < 6000
     assert read.requests[6000].output == 2
+
+
+def test_requests_that_sglang_lets_go_of_without_a_word_are_forgotten() -> None:
+    """A server that is never idle: one request runs, others wait, are aborted or refused."""
+    server = Server(tape=1)
+    runs = SimpleNamespace(rid="runs", output_ids=[1, 2, 3])
+    server.scheduler.running_batch.reqs = [runs]
+    server.idle = False
+    server.round(asked("lora", [1], lora_id="x"), abort("lora"))
+    server.round(asked("runs", [7] * 40))
+    for n in range(3000):
+        waits = SimpleNamespace(rid=f"r{n}", output_ids=[])
+        server.scheduler.waiting_queue = [waits]
+        server.round(asked(waits.rid, [n] * 2000))
+        server.step(DECODE, runs, accepted=(1,))
+        server.round(abort(waits.rid))
+    live = server.taping.live
+    assert len(live) < 4 * MANY
+    assert max(len(one.rest) for one in live.values()) < PAGE
+    made, read = server.taping.tape(), server.read()
+    assert made.size < 5 << 18
+    assert made.limits == ()  # its cause is gone, and so is the part of the tape that had it
+    assert {"runs", "r2999"} <= live.keys()
+    assert read.requests[3002].how is How.RUNNING
+    assert {one.how for one in read.requests.values()} == {How.RUNNING, How.ABORT}
+    server.taping.released(ended("runs", [1, 2, 3]))
+    assert "runs" not in live
+
+
+def test_a_request_on_its_way_between_two_lists_is_not_forgotten() -> None:
+    """It is in none of them for a moment."""
+    server = Server()
+    server.idle = False
+    server.round(asked("a", [1] * 40))
+    server.taping._start(Why.BUSY)
+    server.taping._start(Why.BUSY)  # in the same round
+    assert "a" in server.taping.live
+    server.scheduler.running_batch.reqs = [SimpleNamespace(rid="a", output_ids=[])]
+    server.round(asked("b", [1]))
+    server.taping._start(Why.BUSY)
+    server.scheduler.running_batch.reqs = []
+    server.round(asked("c", [1]))
+    server.taping._start(Why.BUSY)
+    assert "a" in server.taping.live
+
+
+def test_its_memory_is_bounded_where_no_step_comes() -> None:
+    """A server that hangs is asked on and on."""
+    server = Server(tape=1)
+    server.idle = False
+    for n in range(9000):
+        server.round(asked(f"r{n}", [n] * 600))
+    assert sum(map(len, server.taping.ring.chunks())) < 5 << 18
+    server.step(EXTEND)
+    assert server.read().steps == 1
 
 
 def test_variables_that_decide_are_on_it_or_limit_it(monkeypatch: pytest.MonkeyPatch) -> None:
