@@ -204,7 +204,8 @@ class Replayer:
         if job["to_the_end"]:
             self.feeder.to_the_end()
         if taping.current is not None:
-            taping.current.go_on(self.recording.begins, self.tape.format)
+            whole = job["workload"] is None
+            taping.current.go_on(self.recording.begins, self.tape.format, whole)
         self.feeder.begin(self.scheduler)
         if self.hung:
             self.feeder.hangs = self._hangs

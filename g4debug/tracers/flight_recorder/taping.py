@@ -162,6 +162,7 @@ class Taping:
         self.page = 1
         self.on = self.speculates = self.flushed = False
         self.steps = self.requests = self.checksum = 0
+        self._before = 0  # of a replay: the steps of the server before its tape
         self._asked = 0  # the requests before this round
         self._round = 0  # of the last event that has one
         self._rows: list[Any] = []
@@ -282,14 +283,16 @@ class Taping:
         self._go_on_limits()
         self._trim()
 
-    def go_on(self, begins: tape.Start, format: int) -> None:
+    def go_on(self, begins: tape.Start, format: int, compared: bool = True) -> None:
         """Start a tape without a limit that begins like the replayed one: for a replay.
 
-        format: of that tape, whose digests are to be compared.
+        Its steps count from 0, as all of a replay's dump does. format: of that tape. compared: make
+        digests in the steps in which that tape has some.
         """
         self.format, self.digests = format, PageDigests(format)
         self.ring = tape.Ring(1 << 40, settled=1 << 40)
-        self.steps, self.checksum = begins.steps, begins.checksum
+        self.steps, self.checksum = 0, begins.checksum
+        self._before = begins.steps if compared else 0
         self._start(begins.why)
 
     def idle(self, *args: Any, **kwargs: Any) -> None:
@@ -337,7 +340,8 @@ class Taping:
         self.checksum = zlib.crc32(array("q", known), self.checksum)
         self.steps += 1
         self.ring.now += b"\x08" + struct.pack("<H", self.checksum & 0xFFFF)
-        if self.steps % EVERY == 0 or self.steps & (self.steps - 1) == 0:
+        step = self.steps + self._before
+        if step % EVERY == 0 or step & (step - 1) == 0:
             self._every()
 
     def _every(self) -> None:

@@ -307,6 +307,29 @@ def test_a_replay_makes_the_digests_of_the_tape_that_it_is_given() -> None:
     assert formats[0][1][EVERY] != formats[1][1][EVERY]
 
 
+@pytest.mark.parametrize("compared", [True, False])
+def test_the_tape_of_a_replay_counts_steps_from_its_beginning(compared: bool) -> None:
+    """As the findings of its dumps do. To compare, it has digests where the server's tape has."""
+    server = Server()
+    for _ in range(50):
+        server.step(DECODE, SimpleNamespace(rid="a"))
+    server.taping._start(Why.FLUSH)
+    server.taping.ring.forget()
+    for _ in range(EVERY):
+        server.step(DECODE, SimpleNamespace(rid="a"))
+    recorded = server.read()
+    assert (recorded.begins.steps, [*recorded.pages]) == (50, [14])
+    server = Server()
+    server.taping.go_on(recorded.begins, tape.FORMAT, compared)
+    for _ in range(EVERY):
+        server.step(DECODE, SimpleNamespace(rid="a"))
+    made, replayed = server.taping.tape(), server.read()
+    assert (made.begins, made.first, made.steps) == ("flush", 0, EVERY)
+    assert replayed.checksums == recorded.checksums
+    assert [*replayed.pages] == ([14] if compared else [1, 2, 4, 8, 16, 32, 64])
+    assert not compared or replayed.pages == recorded.pages
+
+
 @pytest.mark.parametrize(
     ("message", "what"),
     [
