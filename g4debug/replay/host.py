@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -15,8 +16,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from io import FileIO
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import g4debug
 from g4debug import cpu
@@ -31,7 +33,9 @@ from g4debug.replay.workload import IDLE, Workload
 
 ROOT = Path(g4debug.__file__).resolve().parents[1]
 STOPPED = "stopped"
-UP = 300.0  # seconds until a scheduler must be there
+UP = 600.0  # seconds until a scheduler must be there
+LATER = 60.0  # seconds behind its time by which a job must have been ended
+SAID = 500  # characters of a log's end in a message
 Progress = Callable[[int], None]  # told of the number of steps up to now
 
 
@@ -65,9 +69,10 @@ class Host:
     """A scheduler that waits for jobs."""
 
     def __init__(
-        self, process: subprocess.Popen[bytes], answers: TextIO, on: Tape, folder: Path, dumps: Path
+        self, process: subprocess.Popen[bytes], answers: FileIO, on: Tape, folder: Path, dumps: Path
     ) -> None:
         self.process, self.answers, self.folder, self.dumps = process, answers, folder, dumps
+        self._read = b""  # of the answers, behind the last whole line
         self.page, self.firsts = on.page, on.firsts
         self.drafts = int(on.scheduler.get("speculative_num_draft_tokens") or 1)
         self.jobs = 0
@@ -75,7 +80,7 @@ class Host:
 
     def wait(self, progress: Progress) -> None:
         """Until the scheduler is up. without: the arguments that this release does not have."""
-        self.without = tuple(self._until("ready", progress)["without"])
+        self.without = tuple(self._until("ready", True, progress, UP)["without"])
 
     def run(
         self,
@@ -103,22 +108,23 @@ class Host:
             "workload": None if workload is None else workload.plain(), "stop": str(stop),
         }  # fmt: skip
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(job).encode() + b"\n")
-        self.process.stdin.flush()
         try:
-            news = self._until("done", progress)
+            self.process.stdin.write(json.dumps(job).encode() + b"\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            raise CannotReplay(f"its process has ended; {self._log_end()}") from None
+        try:
+            news = self._until("done", job["result"], progress, seconds + LATER)
         except KeyboardInterrupt:
             if workload is not None:
                 raise
             stop.touch()
-            news = self._until("done", progress)
+            news = self._until("done", job["result"], progress, seconds + LATER)
         took = time.monotonic() - begin
         records = dumps_in(self.dumps, news["pid"])
         if not result.exists():
             late = os.WIFSIGNALED(news["status"]) and took >= seconds
-            log = Path(f"{result}.log")
-            said = log.read_text(errors="replace").strip().splitlines()[-1:] if log.exists() else []
-            error = f"exit status {news['status']}: {''.join(said)[:300]}"
+            error = f"exit status {news['status']}; {_end_of(Path(f'{result}.log'))}"
             if news["large"]:
                 return Outcome("large", news["large"], None, {}, records, None, 0, took)
             return Outcome("late" if late else "died", error, None, {}, records, None, 0, took)
@@ -147,19 +153,47 @@ class Host:
             found.get("works", False),
         )
 
-    def _until(self, what: str, progress: Progress) -> dict[str, Any]:
-        for line in self.answers:
+    def _until(
+        self, what: str, value: object, progress: Progress, seconds: float
+    ) -> dict[str, Any]:
+        """The news in which ``what`` is this value. Raises CannotReplay."""
+        for line in self._lines(seconds):
             news: dict[str, Any] = json.loads(line)
-            if what in news:
+            if news.get(what) == value:
                 return news
             if "failed" in news:
-                raise CannotReplay(f"the scheduler did not start: {news['failed']} ({self.log})")
+                why = f"the scheduler did not start: {news['failed']}; {self._log_end()}"
+                raise CannotReplay(why)
             progress(int(news.get("steps", 0)))
-        raise CannotReplay(f"the scheduler did not start, or ended; its log is {self.log}")
+        when = "before it was up" if what == "ready" else "in the middle of it"
+        raise CannotReplay(f"its process ended {when}; {self._log_end()}")
 
-    @property
-    def log(self) -> Path:
-        return self.folder / "log"
+    def _lines(self, seconds: float) -> Iterator[bytes]:
+        """The news, until the process ends. Raises CannotReplay if that takes longer."""
+        end = time.monotonic() + seconds
+        while True:
+            while b"\n" in self._read:
+                line, _, self._read = self._read.partition(b"\n")
+                yield line
+            left = end - time.monotonic()
+            if left <= 0 or not select.select([self.answers], [], [], left)[0]:
+                why = f"its process had not answered after {seconds:.0f} s"
+                raise CannotReplay(f"{why}; {self._log_end()}")
+            more = self.answers.read(1 << 16)
+            if not more:
+                return
+            self._read += more
+
+    def _log_end(self) -> str:
+        """The end of the process's log, which is gone when the message is read."""
+        return _end_of(self.folder / "log")
+
+
+def _end_of(log: Path) -> str:
+    """The end of a log, in words."""
+    said = log.read_text(errors="replace").strip() if log.exists() else ""
+    lines = [line.strip() for line in said[-4 * SAID :].splitlines() if line.strip()]
+    return f"its log ends: {' | '.join(lines)[-SAID:]}" if lines else "its log is empty"
 
 
 def dumps_in(folder: Path, pid: int | str = "*") -> tuple[TrapRecord, ...]:
@@ -213,7 +247,7 @@ def started(
         )
     os.close(writable)
     try:
-        with os.fdopen(readable) as answers:
+        with FileIO(readable) as answers:
             host = Host(process, answers, on, folder, dumps)
             host.wait(progress)
             yield host

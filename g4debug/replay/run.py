@@ -14,14 +14,13 @@ from g4debug.findings.tape import Recording
 from g4debug.replay import host, script, setting, verdict
 from g4debug.replay.host import STOPPED
 from g4debug.replay.setting import CannotReplay
-from g4debug.replay.shrink import Shown, Shrinking
+from g4debug.replay.shrink import INTERRUPTED, Shown, Shrinking
 from g4debug.replay.workload import BEHIND, IDLE, Workload
 from g4debug.reporters.replay import Kept, Replayed, Scripted, Shrunk
 from g4debug.settings import fix_switch
 
 CONTENT = frozenset({"kv-integrity"})  # tracers of numbers that a model computes
 TRAILS = 4  # workloads that are tried as a script, the smallest first
-INTERRUPTED = "stopped by Ctrl-C"
 EACH = 120.0  # seconds for one try
 MORE_IDLE = 20  # idle rounds that a try may have behind those with which the finding came
 
@@ -82,7 +81,8 @@ def replayed(
                     running, judged.found, recording, seconds, shrink, progress
                 )
         if plain is not None and not stopped:
-            scripted = _script(search, made, folder, plain)
+            scripted = _script(search, made, folder, plain, time.monotonic() + seconds)
+            stopped = scripted.text == INTERRUPTED
         if judged.found is not None and not stopped:
             for name, other in _others(made, fixes or {}, releases):
                 try:
@@ -192,10 +192,13 @@ def _shrink(
 
     search = Shrinking(recording, try_it, begin + seconds, told, running.drafts)
     best, record = search.run(), search.shown.record
-    file = ""
+    file, why = "", search.why
     if target is not None and record is not None:
-        writing.write(writing.encode(record), target.absolute().parent, target.name)
-        file = str(target)
+        try:
+            writing.write(writing.encode(record), target.absolute().parent, target.name)
+            file = str(target)
+        except OSError as e:
+            why = f"{target} was not written: {e.strerror or e}"
     shrunk = Shrunk(
         before=len(recording.requests),
         tried=search.tried,
@@ -203,14 +206,31 @@ def _shrink(
         whole=search.whole,
         file=file,
         kept=() if best is None else tuple(_kept(best, recording)),
+        why=why,
     )
     return shrunk, search
 
 
 def _script(
-    search: Shrinking | None, made: setting.Setting, folder: Path, target: Path
+    search: Shrinking | None, made: setting.Setting, folder: Path, target: Path, until: float
 ) -> Scripted:
-    """Write the smallest workload as plain SGLang, if it shows the bug when it runs."""
+    """Write the smallest workload as plain SGLang, if it shows the bug when it runs.
+
+    until: of the monotonic clock. Whatever ends it, the verdict and the shrunk dump are there.
+    """
+    try:
+        return _write_script(search, made, folder, target, until)
+    except KeyboardInterrupt:
+        return Scripted("", INTERRUPTED)
+    except CannotReplay as e:
+        return Scripted("", str(e))
+    except OSError as e:
+        return Scripted("", f"{e.filename or target}: {e.strerror or e}")
+
+
+def _write_script(
+    search: Shrinking | None, made: setting.Setting, folder: Path, target: Path, until: float
+) -> Scripted:
     if search is None:
         return Scripted("", "nothing was found that a script could show")
     if search.best is None:
@@ -224,7 +244,7 @@ def _script(
         assert shown.record is not None
         try:
             found = script.made(
-                shown.record, made, search.recording, workload, shown.reached, folder
+                shown.record, made, search.recording, workload, shown.reached, folder, until
             )
         except script.NoScript as e:
             reason = reason or str(e)
@@ -240,7 +260,7 @@ def _script(
         assert shown.record is not None
         with contextlib.suppress(script.NoScript):
             best = script.made(
-                shown.record, made, search.recording, workload, shown.reached, folder, looks=True
+                shown.record, made, search.recording, workload, shown.reached, folder, until, True
             )
     target.write_text(best.text)
     return Scripted(str(target), best.shows)

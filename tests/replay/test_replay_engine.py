@@ -385,7 +385,7 @@ def test_an_exception_of_sglangs_own_comes_again_and_becomes_a_script(
     assert "spec-lifecycle" in explained["text"]
     small, script = tmp_path / "small.pt", tmp_path / "script.py"
     result = replay(
-        tmp_path, record, capsys, "--trace", "flight-recorder", "--pages-only", "--seconds", "100",
+        tmp_path, record, capsys, "--trace", "flight-recorder", "--pages-only", "--seconds", "200",
         "--shrink", str(small), "--script", str(script),
     )  # fmt: skip
     assert result["code"] == 0, result
