@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from g4debug.dumps import writing
-from g4debug.findings.record import Finding, TrapRecord
+from g4debug.findings.record import Finding, Tape, TrapRecord
 from g4debug.findings.tape import Recording
 from g4debug.replay import host, script, setting, verdict
 from g4debug.replay.host import STOPPED
@@ -20,6 +20,7 @@ from g4debug.reporters.replay import Kept, Replayed, Scripted, Shrunk
 from g4debug.settings import fix_switch
 
 CONTENT = frozenset({"kv-integrity"})  # tracers of numbers that a model computes
+MANY = 40  # names of arguments in a sentence
 TRAILS = 4  # workloads that are tried as a script, the smallest first
 EACH = 120.0  # seconds for one try
 MORE_IDLE = 20  # idle rounds that a try may have behind those with which the finding came
@@ -71,6 +72,9 @@ def replayed(
                 # What was found in the last steps may not have been told.
                 until = max(1, outcome.recording.steps - BEHIND)
             judged = verdict.judge(record, on, recording, outcome, until, made.elsewhere)
+            if judged.states is not None and judged.states.differs:
+                more = (*judged.more, *_not_carried(made, on))
+                judged = dataclasses.replace(judged, more=more)
             if stopped and judged.found is None:
                 judged = dataclasses.replace(
                     judged, code=verdict.NOTHING, text=f"{INTERRUPTED}; {judged.text}"
@@ -128,6 +132,17 @@ def replayed(
         tried=tuple(tried),
         script=scripted,
     )
+
+
+def _not_carried(made: setting.Setting, on: Tape) -> Iterator[str]:
+    """What may have decided there and is not on the tape, for whoever looks for it."""
+    if on.ended:
+        had = ", ".join(on.ended)
+        yield f"Before its tape began anew, the server had what no tape carries: {had}."
+    if made.left_out:
+        names = ", ".join(made.left_out[:MANY])
+        more = f" and {len(made.left_out) - MANY} more" if len(made.left_out) > MANY else ""
+        yield f"Of the server's arguments these are not set here: {names}{more}."
 
 
 def _others(

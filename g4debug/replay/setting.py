@@ -55,7 +55,8 @@ class Setting:
 
     model: the toy that it serves. drafts: whether with a draft. arguments: of SGLang's server.
     environ: variables of SGLang and g4debug. notes: differences to the recorded server, in words.
-    elsewhere: those of them that are code which ran there and does not run here.
+    elsewhere: those of them that are code which ran there and does not run here. left_out: the
+    names of the server's arguments that are not set here.
     """
 
     release: str
@@ -65,6 +66,7 @@ class Setting:
     environ: dict[str, str]
     notes: list[str] = field(default_factory=list)
     elsewhere: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
 
 def recording_of(record: TrapRecord) -> tuple[Tape, Recording]:
@@ -143,6 +145,7 @@ def setting_of(record: TrapRecord, on: Tape, recording: Recording) -> Setting:
         environ=_environ(record, on, notes),
         notes=notes,
         elsewhere=tuple(elsewhere),
+        left_out=tuple(sorted(record.arguments.keys() - arguments.keys())),
     )
 
 

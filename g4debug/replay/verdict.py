@@ -31,8 +31,10 @@ class States:
 
     equal: so many steps are equal, from the first one on. differs: the first step that differs, 0
     if none does. since: the last step before it in which all pages are known to be equal. pages: in
-    how many steps the places of all pages were compared and equal. last: the last such step. exact:
-    the last step for which the allocators' events were compared, each with its pages; 0 for none.
+    how many steps the places of all pages were compared and equal. last: the last such step.
+    events: the first step from which on the allocators' events were compared, each with its pages;
+    0 for none. exact: the last step up to which the places of pages are known so; 0 if events are
+    missing between ``last`` and ``events``.
     """
 
     equal: int
@@ -43,6 +45,7 @@ class States:
     since: int = 0
     what: str = ""
     exact: int = 0
+    events: int = 0
 
 
 def compare(recorded: Recording, replayed: Recording) -> States:
@@ -75,8 +78,9 @@ def with_history(states: States, there: TrapRecord, first: int, here: TrapRecord
     if found is not None and (not states.differs or found[0] < states.differs):
         step, what = found
         return dataclasses.replace(states, equal=step - 1, differs=step, since=0, what=what)
-    exact = states.steps if begin and begin <= states.steps and not states.differs else 0
-    return dataclasses.replace(states, exact=exact)
+    # The digest is of the beginning of its step. Before the first one a fresh server's pages are.
+    known = bool(begin) and begin <= max(1, states.last) and not states.differs
+    return dataclasses.replace(states, exact=states.steps if known else 0, events=begin)
 
 
 STEP = (
@@ -99,12 +103,17 @@ def _first_other_step(there: TrapRecord, first: int, here: TrapRecord) -> tuple[
 def _compare_events(there: TrapRecord, first: int, here: TrapRecord) -> tuple[int, int]:
     """The first step for which both dumps have all events, and the first one in which they differ.
 
-    0: there is none. For the last step one dump may have more events than the other.
+    0: there is none. For the last step one dump may have more events than the other: of both, the
+    last one that had begun.
     """
     theirs, mine = _events(there, first), _events(here, 0)
     if not theirs or not mine:
         return 0, 0
-    begin, end = max(min(theirs), min(mine)) + 1, min(max(theirs), max(mine))
+    begin = max(min(theirs), min(mine)) + 1
+    end = min(
+        max([*theirs, *(s.step - first for s in there.steps)]),
+        max([*mine, *(s.step for s in here.steps)]),
+    )
     for step in range(begin, end + 1):
         pools = theirs.get(step, {}), mine.get(step, {})
         for name in sorted({*pools[0], *pools[1]}):
@@ -292,10 +301,11 @@ def _of_equal(
         return Verdict(NOTHING, text, (_equal(n), f"That proves nothing, because {blind}."), states)
     if max(states.exact, states.last) < states.steps:
         text = "cannot be told: nothing was found here"
-        why = (
-            f"Where the pages were is known up to step {states.last} only, because the dump has "
-            "no events of the allocators; arm a tracer that uses the page ledger."
-        )
+        why = f"Where the pages were is known up to step {states.last} only, because the dump has "
+        if states.events:
+            why += f"the allocators' events from step {states.events} on, and none before."
+        else:
+            why += "no events of the allocators; arm a tracer that uses the page ledger."
         return Verdict(NOTHING, text, (_equal(n), why), states)
     more = [_equal(n), "The host's decisions are innocent: look at streams, kernels and memory."]
     if elsewhere:

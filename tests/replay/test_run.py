@@ -16,6 +16,17 @@ from g4debug.replay.workload import Workload
 pytestmark = pytest.mark.once("it needs no SGLang")
 
 
+def test_what_may_have_decided_there_is_named_where_states_differ() -> None:
+    names = tuple(f"a{n:02}" for n in range(42))
+    made: Any = SimpleNamespace(left_out=names)
+    on: Any = SimpleNamespace(ended=("grammars", "sessions"))
+    before, arguments = run._not_carried(made, on)
+    assert before.endswith("what no tape carries: grammars, sessions.")
+    assert "these are not set here: a00, a01" in arguments
+    assert arguments.endswith("a39 and 2 more.")
+    assert not [*run._not_carried(SimpleNamespace(left_out=()), SimpleNamespace(ended=()))]  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("ends", "target", "why"),
     [

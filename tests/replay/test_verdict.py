@@ -250,6 +250,29 @@ def test_pages_that_differ_behind_the_last_digest_are_seen_in_the_events() -> No
     assert verdict.text == f"states differ from step {STEPS - 2} of {STEPS} on"
 
 
+@pytest.mark.parametrize("gone", [STEPS - 1, STEPS - 3])
+def test_events_that_one_of_them_lacks_are_seen_up_to_the_last_step(gone: int) -> None:
+    """From this step on the replay's allocators did nothing more."""
+    events = tuple(e for e in THERE.allocator if e.step < gone)
+    verdict = told(THERE, tape_of(taped()), last=record(finding(), allocator=events))
+    assert verdict.text == f"states differ from step {gone} of {STEPS} on"
+    later = told(record(finding(), allocator=events), tape_of(taped()), last=THERE)
+    assert later.text == f"states differ from step {gone} of {STEPS} on"
+
+
+@pytest.mark.parametrize(("first", "known"), [(63, True), (64, False)])
+def test_no_page_is_known_between_the_last_digest_and_the_first_event(
+    first: int, known: bool
+) -> None:
+    """The oldest step of the events may not have all of them, and the last digest is of step 64."""
+    events = tuple(e for e in THERE.allocator if e.step >= first)
+    verdict = told(record(finding(), allocator=events), tape_of(taped()))
+    assert verdict.code == (OTHERWISE if known else NOTHING)
+    if not known:
+        assert "known up to step 64 only" in verdict.more[1]
+        assert f"events from step {first + 1} on" in verdict.more[1]
+
+
 def test_lengths_and_rows_that_differ_are_seen() -> None:
     steps = list(THERE.steps)
     steps[-2] = dataclasses.replace(steps[-2], rows=(4,))

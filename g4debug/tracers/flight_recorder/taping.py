@@ -434,7 +434,9 @@ class Taping:
         params = message.sampling_params
         for fields, holder in ((FIELDS, message), (SAMPLING, params)):
             for name, what in fields.items():
-                if getattr(holder, name, None) not in (None, 1, False):
+                value = getattr(holder, name, None)
+                # One beam is none. Some are tensors, which do not compare to one truth.
+                if value is not None and not (isinstance(value, int) and value in (0, 1)):
                     self.limit(what)
         tokens = message.input_ids
         salt = getattr(message, "extra_key", None), getattr(message, "cache_salt", None)

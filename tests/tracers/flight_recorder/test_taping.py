@@ -335,12 +335,14 @@ def test_the_tape_of_a_replay_counts_steps_from_its_beginning(compared: bool) ->
     [
         (asked("a", [1], lora_id="x"), "LoRA"),
         (asked("a", [1], mm_inputs=object()), "images"),
+        (asked("a", [1], positional_embed_overrides=torch.zeros(2, 3)), "embeddings at positions"),
         (LoadSomething(), "the message LoadSomething"),
     ],
 )
 def test_what_cannot_be_on_a_tape_is_said(message: Any, what: str) -> None:
     server = Server()
     server.round(asked("b", [1]))
+    server.round(asked("c", [1], lora_id=None, session_id=False))
     assert server.taping.tape().limits == ()
     server.round(message)
     (limit,) = server.taping.tape().limits
