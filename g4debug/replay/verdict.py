@@ -295,10 +295,13 @@ def _of_equal(
             f"rank or server, the machine. {there.reference}".strip()
         )
         return Verdict(NOTHING, text, (_equal(n), why), states)
-    blind = unlooked(record, outcome.last)
-    if blind:
-        text = "cannot be told: nothing was found here"
-        return Verdict(NOTHING, text, (_equal(n), f"That proves nothing, because {blind}."), states)
+    unseen = unlooked(record, outcome.last)
+    if unseen:
+        text, why = (
+            "cannot be told: nothing was found here",
+            f"That proves nothing, because {unseen}.",
+        )
+        return Verdict(NOTHING, text, (_equal(n), why), states)
     if max(states.exact, states.last) < states.steps:
         text = "cannot be told: nothing was found here"
         why = f"Where the pages were is known up to step {states.last} only, because the dump has "
@@ -307,11 +310,15 @@ def _of_equal(
         else:
             why += "no events of the allocators; arm a tracer that uses the page ledger."
         return Verdict(NOTHING, text, (_equal(n), why), states)
-    more = [_equal(n), "The host's decisions are innocent: look at streams, kernels and memory."]
+    innocent = [
+        _equal(n),
+        "The host's decisions are innocent: look at streams, kernels and memory.",
+    ]
     if elsewhere:
-        more.append(f"Look also at what ran there and not here: {', '.join(elsewhere)}.")
-    more += [there.reference] if there.reference else []
-    return Verdict(OTHERWISE, "not reproduced, states equal", tuple(more), states)
+        innocent.append(f"Look also at what ran there and not here: {', '.join(elsewhere)}.")
+    if there.reference:
+        innocent.append(there.reference)
+    return Verdict(OTHERWISE, "not reproduced, states equal", tuple(innocent), states)
 
 
 def _of_a_tracer(

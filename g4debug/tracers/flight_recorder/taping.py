@@ -485,13 +485,16 @@ class Taping:
         limits = self.limits.copy()  # before and after: they may end in between, or begin
         live = self.live.copy()
         running = {r.rid: r for r in unfinished(self.scheduler)}
+        chunks = self.ring.chunks()
         closing = []
         for rid, one in live.items():
+            if rid not in self.live:  # it has just ended, and nothing ends twice on a tape
+                continue
             req = running.get(rid)
             copy = dataclasses.replace(one, chain=one.chain.copy())
             closing.append(ending(copy, () if req is None else outputs(req), How.RUNNING))
         return pack(
-            self.ring.chunks(),
+            chunks,
             b"".join(closing),
             self.page,
             self.speculates,

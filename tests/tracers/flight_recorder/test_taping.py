@@ -608,6 +608,24 @@ def test_its_memory_is_bounded_where_no_step_comes() -> None:
     assert server.read().steps == 1
 
 
+def test_a_request_that_ends_while_another_thread_asks_ends_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = Server()
+    server.round(asked("a", [1] * 40), asked("b", [1]))
+    chunks = server.taping.ring.chunks
+
+    def in_between() -> list[bytes]:
+        server.taping.released(ended("a", [1, 2, 3]))
+        return chunks()
+
+    monkeypatch.setattr(server.taping.ring, "chunks", in_between)
+    made = server.taping.tape()
+    assert made is not None
+    one, two = tape.read(data(made), made.page, made.firsts).requests.values()
+    assert (one.how, one.output, two.how) == (How.LENGTH, 3, How.RUNNING)
+
+
 def test_variables_that_decide_are_on_it_or_limit_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SGLANG_RETRACT_DECODE_STEPS", "7")
     monkeypatch.setenv("SGLANG_OTHER", "7")
