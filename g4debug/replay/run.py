@@ -110,7 +110,7 @@ def replayed(
         judged = dataclasses.replace(
             judged,
             code=verdict.NOTHING,
-            text="cannot be told: nothing was found here",
+            text=verdict.UNTOLD,
             more=(*judged.more[:1], why),
         )
     states = judged.states

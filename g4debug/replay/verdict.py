@@ -19,6 +19,7 @@ from g4debug.replay.workload import BEHIND
 
 REPRODUCED, OTHERWISE, NOTHING = 0, 1, 2  # exit codes
 RECORDER = "flight-recorder"
+UNTOLD = "cannot be told: nothing was found here"
 HANG = RECORDER, "hang"  # check and kind of a finding
 # A crash tells of no page. Who calls the host innocent of it must have looked with both of these.
 PAGES = "kv-allocator", "page-table"
@@ -297,19 +298,15 @@ def _of_equal(
         return Verdict(NOTHING, text, (_equal(n), why), states)
     unseen = unlooked(record, outcome.last)
     if unseen:
-        text, why = (
-            "cannot be told: nothing was found here",
-            f"That proves nothing, because {unseen}.",
-        )
-        return Verdict(NOTHING, text, (_equal(n), why), states)
+        why = f"That proves nothing, because {unseen}."
+        return Verdict(NOTHING, UNTOLD, (_equal(n), why), states)
     if max(states.exact, states.last) < states.steps:
-        text = "cannot be told: nothing was found here"
-        why = f"Where the pages were is known up to step {states.last} only, because the dump has "
+        why = f"Where the pages were is known up to step {states.last} only, because there are "
         if states.events:
-            why += f"the allocators' events from step {states.events} on, and none before."
+            why += f"events of the allocators from step {states.events} on, and none before."
         else:
             why += "no events of the allocators; arm a tracer that uses the page ledger."
-        return Verdict(NOTHING, text, (_equal(n), why), states)
+        return Verdict(NOTHING, UNTOLD, (_equal(n), why), states)
     innocent = [
         _equal(n),
         "The host's decisions are innocent: look at streams, kernels and memory.",
@@ -399,7 +396,7 @@ def _of_unknown_pages(
     if first is not None:
         more = (why, f"There: {there.headline}") if there is not None else (why,)
         return Verdict(OTHERWISE, f"found here: {first.headline}", more, None, first)
-    return Verdict(NOTHING, "cannot be told: nothing was found here", (why,))
+    return Verdict(NOTHING, UNTOLD, (why,))
 
 
 def _up_to(recorded: Recording, there: Finding | None, first: int) -> Recording:

@@ -270,7 +270,7 @@ def test_no_page_is_known_between_the_last_digest_and_the_first_event(
     assert verdict.code == (OTHERWISE if known else NOTHING)
     if not known:
         assert "known up to step 64 only" in verdict.more[1]
-        assert f"events from step {first + 1} on" in verdict.more[1]
+        assert f"events of the allocators from step {first + 1} on" in verdict.more[1]
 
 
 def test_lengths_and_rows_that_differ_are_seen() -> None:
