@@ -29,12 +29,13 @@ def fetch(pid: int, target: Path) -> str:
     path = dump_of(first.pid)
     try:
         tape = reading.read(path).tape
+        if tape is None:
+            why = f"scheduler {first.pid} has no tape (G4DEBUG_TAPE=0, or another limit)"
+            raise CliError(f"{why}, so {target} was not written")
         shutil.copyfile(path, target)
     finally:
         with contextlib.suppress(OSError):
             os.unlink(path)
-    if tape is None:
-        raise CliError(f"scheduler {first.pid} has no tape (G4DEBUG_TAPE=0, or another limit)")
     return (
         f"{target}: {tape.steps} steps and {tape.requests} requests of scheduler {first.pid}\n"
         f"next: {program()} show {quoted(target)}"

@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="FILE",
         help="look for it as with --shrink, and write it into this file as plain SGLang, if the "
-        "bug comes when that is run",
+        "bug comes when that is run, for which it takes as many seconds again",
     )
     parser.add_argument(
         "--until",
@@ -106,8 +106,11 @@ def run(args: argparse.Namespace) -> int:
         _refuse_unknown(release)
     if args.until and (args.shrink or fixes or args.sglang):
         raise CliError("--until leaves out what --shrink, --fix and --sglang need: the rest")
-    if args.html:
-        report.refuse_odd(args.html, args.dump)
+    outputs = [out for out in (args.html, args.shrink, args.script) if out is not None]
+    for out in outputs:
+        report.refuse_odd(out, args.dump)
+    if len({out.resolve() for out in outputs}) < len(outputs):
+        raise CliError("--html, --shrink and --script: expected a file for each of them")
     record = reading.read(args.dump)
     trace = tuple(filter(None, (args.trace or "").split(",")))
     with tempfile.TemporaryDirectory(prefix="g4debug-replay-") as temporary:

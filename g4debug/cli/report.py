@@ -8,6 +8,7 @@ or of several dumps, it writes the incident, as show does, next to the first one
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -62,3 +63,5 @@ def refuse_odd(out: Path, source: Path) -> None:
         raise CliError(f"cannot write {out}: it is the dump itself")
     if not out.parent.is_dir():
         raise CliError(f"cannot write {out}: there is no directory {out.parent}")
+    if not os.access(out.parent, os.W_OK):
+        raise CliError(f"cannot write {out}: you may not write into {out.parent}")

@@ -116,7 +116,7 @@ def oom_kills() -> dict[str, int]:
     another one. What the system does not tell is left out.
     """
     found = {}
-    for folder, name in _cgroups():
+    for folder, name in cgroups():
         try:
             text = (folder / name).read_text()
             count = _field(text, "oom_kill")
@@ -134,8 +134,9 @@ def oom_kills() -> dict[str, int]:
     return found
 
 
-def _cgroups() -> list[tuple[Path, str]]:
-    """Where this process's cgroup may be, and the file in it with the count: version 2, then 1."""
+def cgroups() -> list[tuple[Path, str]]:
+    """Where this process's cgroup may be, and the file in it with the count of kills: version 2,
+    then 1."""
     found = []
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()

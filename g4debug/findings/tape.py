@@ -44,8 +44,10 @@ from typing import Any
 
 import numpy as np
 
-FORMAT = 2
-FORMATS = (1, 2)  # that are read; in format 1 no page had fewer than SMALL tokens
+FORMAT = 3
+# That are read. In format 1 no page had fewer than SMALL tokens; before 3 a digest of PAGES had
+# other weights, see page_digests.py.
+FORMATS = (1, 2, 3)
 SMALL = 16  # tokens: smaller pages are hashed together, block by block
 BLOCK = 64  # tokens of a block, or a little less, so that it has whole pages
 HASH, SHORT = 8, 4  # bytes: of a page's hash, and of a smaller page's or its first token's
@@ -199,11 +201,15 @@ class Chain:
 _SECRET = 64  # bytes
 
 
+# Shifts and factors of SplitMix64's finalizer, and its last shift.
+MIXED, LAST_SHIFT = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)), 31
+
+
 def mix(numbers: Any) -> Any:
     """Mix the bits of each number, uint64: the finalizer of SplitMix64, which is one-to-one."""
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+    for shift, factor in MIXED:
         numbers = (numbers ^ numbers >> np.uint64(shift)) * np.uint64(factor)
-    return numbers ^ numbers >> np.uint64(31)
+    return numbers ^ numbers >> np.uint64(LAST_SHIFT)
 
 
 @lru_cache(maxsize=8)

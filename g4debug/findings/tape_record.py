@@ -23,15 +23,16 @@ def pack(
     limits: Mapping[str, int],
     variables: Mapping[str, str] | None = None,
     ended: Sequence[str] = (),
+    made: int = format.FORMAT,
 ) -> Tape:
     """closing: the ends of the requests that still run. steps, requests: of the process, up to now.
-    limits: what -> as ``Tape.limits_at``.
+    limits: what -> as ``Tape.limits_at``. made: the format of its digests.
 
     Raises TapeError if the first chunk does not begin as a chunk does.
     """
     data = b"".join((*chunks, closing))
     whole = Tape(
-        format=format.FORMAT,
+        format=made,
         page=page,
         firsts=firsts,
         begins="",

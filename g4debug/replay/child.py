@@ -66,7 +66,7 @@ class Replayer:
         threading.Thread(target=self._watch_start, daemon=True).start()
         record = reading.read(Path(order.dump))
         self.hung = verdict.hung(record.finding)
-        _, self.recording = recording_of(record)
+        self.tape, self.recording = recording_of(record)
         tokens = Tokens(self.recording, order.model["vocab"] - FIRST_WORD)
         self.feeder = Feeder(self.recording, tokens)
         self.job: dict[str, Any] | None = None  # of this fork
@@ -201,8 +201,11 @@ class Replayer:
             self.feeder.give(Workload.of(job["workload"]))
             self.feeder.most_idle = min(self.feeder.most_idle, job["idle"])
         self.feeder.until = job["until"]
+        if job["to_the_end"]:
+            self.feeder.to_the_end()
         if taping.current is not None:
-            taping.current.go_on(self.recording.begins)
+            whole = job["workload"] is None
+            taping.current.go_on(self.recording.begins, self.tape.format, whole)
         self.feeder.begin(self.scheduler)
         if self.hung:
             self.feeder.hangs = self._hangs
@@ -211,11 +214,16 @@ class Replayer:
         """Whether the flight recorder has told of a hang, and whether there is work."""
         from g4debug import plugin
         from g4debug.replay import verdict
-        from g4debug.tracers.flight_recorder import work
 
         state = plugin.in_force
         told = state is not None and bool(state.recorder.status.findings[verdict.HANG])
-        return told, any(not item.place.outside for item in work.of(self.scheduler))
+        return told, self._works()
+
+    def _works(self) -> bool:
+        """Whether there is work: a request runs, or waits for this scheduler."""
+        from g4debug.tracers.flight_recorder import work
+
+        return any(not item.place.outside for item in work.of(self.scheduler))
 
     def _end(self, error: BaseException | None) -> NoReturn:
         """Write the job's result, with this scheduler's tape, and end."""
@@ -240,6 +248,7 @@ class Replayer:
             state = plugin.in_force
             snapshot = None if state is None else state.recorder.status.snapshot
             found["last"] = "" if snapshot is None else snapshot()[0]
+            found["works"] = self._works()
         else:
             found |= {"ended": "raised", "error": f"{type(error).__name__}: {error}"[:2000]}
         if made is not None:

@@ -26,6 +26,7 @@ from g4debug.tracers.flight_recorder.taping import REFRESHES, Rounds
 
 OWNER = "replay"
 SLOWER = 4  # times as many steps: requests wait for each other, or fewer tokens are accepted
+MORE = 1000  # steps for requests that had not ended where the tape ends
 MANY = 64  # requests: with more nobody asks yet what each of them had reached
 STUCK = 20_000  # rounds in a row without a step
 STANDS = 12.0  # seconds in which the flight recorder has to tell that this scheduler hangs, too
@@ -80,6 +81,12 @@ class Feeder:
         self.accepted = next(iter(workload.accepted), 0)
         if workload.after or workload.accepted:
             self.most_steps *= SLOWER
+
+    def to_the_end(self) -> None:
+        """Go on until all requests have ended: this scheduler may decide otherwise than that one,
+        and what came in the last step there may come many steps later here."""
+        steps = self.recording.steps
+        self.most_steps = max(SLOWER * steps, steps + MORE)
 
     def install(self, hooks: Hooks) -> None:
         order = Order.FAULT

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -15,8 +16,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from io import FileIO
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import g4debug
 from g4debug import cpu
@@ -31,7 +33,9 @@ from g4debug.replay.workload import IDLE, Workload
 
 ROOT = Path(g4debug.__file__).resolve().parents[1]
 STOPPED = "stopped"
-UP = 300.0  # seconds until a scheduler must be there
+UP = 600.0  # seconds until a scheduler must be there
+LATER = 60.0  # seconds behind its time by which a job must have been ended
+SAID = 500  # characters of a log's end in a message
 Progress = Callable[[int], None]  # told of the number of steps up to now
 
 
@@ -44,7 +48,8 @@ class Outcome:
     which it decides, as in ``Tape.scheduler``. records: its findings' dumps, oldest first. last:
     its last dump, with or without a finding; its history is compared. lacking: how many verifies
     are not on the tape. reached: at each event that was given, how many tokens each request had
-    that was given before, -1 if it had ended. idle: the idle rounds at its end.
+    that was given before, -1 if it had ended. idle: the idle rounds at its end. works: requests had
+    not ended when all was given.
     """
 
     ended: str
@@ -57,15 +62,17 @@ class Outcome:
     seconds: float
     reached: tuple[dict[int, int], ...] = ()
     idle: int = 0
+    works: bool = False
 
 
 class Host:
     """A scheduler that waits for jobs."""
 
     def __init__(
-        self, process: subprocess.Popen[bytes], answers: TextIO, on: Tape, folder: Path, dumps: Path
+        self, process: subprocess.Popen[bytes], answers: FileIO, on: Tape, folder: Path, dumps: Path
     ) -> None:
         self.process, self.answers, self.folder, self.dumps = process, answers, folder, dumps
+        self._read = b""  # of the answers, behind the last whole line
         self.page, self.firsts = on.page, on.firsts
         self.drafts = int(on.scheduler.get("speculative_num_draft_tokens") or 1)
         self.jobs = 0
@@ -73,7 +80,7 @@ class Host:
 
     def wait(self, progress: Progress) -> None:
         """Until the scheduler is up. without: the arguments that this release does not have."""
-        self.without = tuple(self._until("ready", progress)["without"])
+        self.without = tuple(self._until("ready", True, progress, UP)["without"])
 
     def run(
         self,
@@ -82,9 +89,10 @@ class Host:
         workload: Workload | None = None,
         idle: int = IDLE,
         until: int = 0,
+        to_the_end: bool = False,
     ) -> Outcome:
         """workload: the part of the tape that is given, None for all; then it ends after so many
-        ``idle`` rounds. until: the last step that is wanted, 0 for all.
+        ``idle`` rounds. until: the last step that is wanted, 0 for all. to_the_end: see ``Feeder``.
 
         Ctrl-C ends it with the step that runs, if all is given; a second one at once.
         """
@@ -96,25 +104,27 @@ class Host:
             old.unlink(missing_ok=True)
         job = {
             "result": str(result), "seconds": seconds, "idle": idle, "until": until,
+            "to_the_end": to_the_end,
             "workload": None if workload is None else workload.plain(), "stop": str(stop),
         }  # fmt: skip
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(job).encode() + b"\n")
-        self.process.stdin.flush()
         try:
-            news = self._until("done", progress)
+            self.process.stdin.write(json.dumps(job).encode() + b"\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            raise CannotReplay(f"its process has ended; {self._log_end()}") from None
+        try:
+            news = self._until("done", job["result"], progress, seconds + LATER)
         except KeyboardInterrupt:
             if workload is not None:
                 raise
             stop.touch()
-            news = self._until("done", progress)
+            news = self._until("done", job["result"], progress, seconds + LATER)
         took = time.monotonic() - begin
         records = dumps_in(self.dumps, news["pid"])
         if not result.exists():
             late = os.WIFSIGNALED(news["status"]) and took >= seconds
-            log = Path(f"{result}.log")
-            said = log.read_text(errors="replace").strip().splitlines()[-1:] if log.exists() else []
-            error = f"exit status {news['status']}: {''.join(said)[:300]}"
+            error = f"exit status {news['status']}; {_end_of(Path(f'{result}.log'))}"
             if news["large"]:
                 return Outcome("large", news["large"], None, {}, records, None, 0, took)
             return Outcome("late" if late else "died", error, None, {}, records, None, 0, took)
@@ -140,21 +150,50 @@ class Host:
             took,
             tuple({int(k): n for k, n in state.items()} for state in found["reached"]),
             found["idle"],
+            found.get("works", False),
         )
 
-    def _until(self, what: str, progress: Progress) -> dict[str, Any]:
-        for line in self.answers:
+    def _until(
+        self, what: str, value: object, progress: Progress, seconds: float
+    ) -> dict[str, Any]:
+        """The news in which ``what`` is this value. Raises CannotReplay."""
+        for line in self._lines(seconds):
             news: dict[str, Any] = json.loads(line)
-            if what in news:
+            if news.get(what) == value:
                 return news
             if "failed" in news:
-                raise CannotReplay(f"the scheduler did not start: {news['failed']} ({self.log})")
+                why = f"the scheduler did not start: {news['failed']}; {self._log_end()}"
+                raise CannotReplay(why)
             progress(int(news.get("steps", 0)))
-        raise CannotReplay(f"the scheduler did not start, or ended; its log is {self.log}")
+        when = "before it was up" if what == "ready" else "in the middle of it"
+        raise CannotReplay(f"its process ended {when}; {self._log_end()}")
 
-    @property
-    def log(self) -> Path:
-        return self.folder / "log"
+    def _lines(self, seconds: float) -> Iterator[bytes]:
+        """The news, until the process ends. Raises CannotReplay if that takes longer."""
+        end = time.monotonic() + seconds
+        while True:
+            while b"\n" in self._read:
+                line, _, self._read = self._read.partition(b"\n")
+                yield line
+            left = end - time.monotonic()
+            if left <= 0 or not select.select([self.answers], [], [], left)[0]:
+                why = f"its process had not answered after {seconds:.0f} s"
+                raise CannotReplay(f"{why}; {self._log_end()}")
+            more = self.answers.read(1 << 16)
+            if not more:
+                return
+            self._read += more
+
+    def _log_end(self) -> str:
+        """The end of the process's log, which is gone when the message is read."""
+        return _end_of(self.folder / "log")
+
+
+def _end_of(log: Path) -> str:
+    """The end of a log, in words."""
+    said = log.read_text(errors="replace").strip() if log.exists() else ""
+    lines = [line.strip() for line in said[-4 * SAID :].splitlines() if line.strip()]
+    return f"its log ends: {' | '.join(lines)[-SAID:]}" if lines else "its log is empty"
 
 
 def dumps_in(folder: Path, pid: int | str = "*") -> tuple[TrapRecord, ...]:
@@ -208,7 +247,7 @@ def started(
         )
     os.close(writable)
     try:
-        with os.fdopen(readable) as answers:
+        with FileIO(readable) as answers:
             host = Host(process, answers, on, folder, dumps)
             host.wait(progress)
             yield host

@@ -9,19 +9,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from g4debug.dumps import writing
-from g4debug.findings.record import Finding, TrapRecord
+from g4debug.findings.record import Finding, Tape, TrapRecord
 from g4debug.findings.tape import Recording
 from g4debug.replay import host, script, setting, verdict
 from g4debug.replay.host import STOPPED
 from g4debug.replay.setting import CannotReplay
-from g4debug.replay.shrink import Shown, Shrinking
+from g4debug.replay.shrink import INTERRUPTED, Shown, Shrinking
 from g4debug.replay.workload import BEHIND, IDLE, Workload
 from g4debug.reporters.replay import Kept, Replayed, Scripted, Shrunk
 from g4debug.settings import fix_switch
 
 CONTENT = frozenset({"kv-integrity"})  # tracers of numbers that a model computes
+MANY = 40  # names of arguments in a sentence
 TRAILS = 4  # workloads that are tried as a script, the smallest first
-INTERRUPTED = "stopped by Ctrl-C"
 EACH = 120.0  # seconds for one try
 MORE_IDLE = 20  # idle rounds that a try may have behind those with which the finding came
 
@@ -71,7 +71,10 @@ def replayed(
             if stopped and outcome.recording is not None:
                 # What was found in the last steps may not have been told.
                 until = max(1, outcome.recording.steps - BEHIND)
-            judged = verdict.judge(record, on, recording, outcome, until)
+            judged = verdict.judge(record, on, recording, outcome, until, made.elsewhere)
+            if judged.states is not None and judged.states.differs:
+                more = (*judged.more, *_not_carried(made, on))
+                judged = dataclasses.replace(judged, more=more)
             if stopped and judged.found is None:
                 judged = dataclasses.replace(
                     judged, code=verdict.NOTHING, text=f"{INTERRUPTED}; {judged.text}"
@@ -82,13 +85,15 @@ def replayed(
                     running, judged.found, recording, seconds, shrink, progress
                 )
         if plain is not None and not stopped:
-            scripted = _script(search, made, folder, plain)
+            scripted = _script(search, made, folder, plain, time.monotonic() + seconds)
+            stopped = scripted.text == INTERRUPTED
         if judged.found is not None and not stopped:
             for name, other in _others(made, fixes or {}, releases):
                 try:
                     host.made(other.release)
                     with host.started(dump, on, other, armed, folder, told, pages_only) as running:
-                        text = _with_it(judged.found, running.run(seconds, told))
+                        ran = running.run(seconds, told, to_the_end=True)
+                        text = _with_it(judged.found, ran, record, on.first)
                         if running.without:
                             text += f" (it has no {', '.join(running.without)})"
                 except CannotReplay as e:
@@ -105,7 +110,7 @@ def replayed(
         judged = dataclasses.replace(
             judged,
             code=verdict.NOTHING,
-            text="cannot be told: nothing was found here",
+            text=verdict.UNTOLD,
             more=(*judged.more[:1], why),
         )
     states = judged.states
@@ -129,6 +134,17 @@ def replayed(
     )
 
 
+def _not_carried(made: setting.Setting, on: Tape) -> Iterator[str]:
+    """What may have decided there and is not on the tape, for whoever looks for it."""
+    if on.ended:
+        had = ", ".join(on.ended)
+        yield f"Before its tape began anew, the server had what no tape carries: {had}."
+    if made.left_out:
+        names = ", ".join(made.left_out[:MANY])
+        more = f" and {len(made.left_out) - MANY} more" if len(made.left_out) > MANY else ""
+        yield f"Of the server's arguments these are not set here: {names}{more}."
+
+
 def _others(
     made: setting.Setting, fixes: Mapping[str, bool], releases: Sequence[str]
 ) -> Iterator[tuple[str, setting.Setting]]:
@@ -141,18 +157,27 @@ def _others(
         yield f"SGLang {release}", dataclasses.replace(made, release=release)
 
 
-def _with_it(found: Finding, outcome: host.Outcome) -> str:
-    """Whether a finding like this one comes. Pages and steps may be others."""
+def _with_it(found: Finding, outcome: host.Outcome, record: TrapRecord, first: int) -> str:
+    """Whether a finding like this one comes. Pages and steps may be others. first: the steps before
+    the tape."""
     like = verdict.first_alike(found, outcome.records)
     if like is not None:
-        return f"it comes, in step {like.finding.location.step}"
+        return f"it comes, in step {like.finding.location.step + first}"
     if outcome.records:
         return f"another finding comes: {outcome.records[0].finding.headline}"
     if outcome.ended == STOPPED:
         return INTERRUPTED
-    if outcome.ended != "tape":
-        return f"cannot be told: {outcome.error or outcome.ended}"
-    return "it does not come"
+    if outcome.ended != "tape" or outcome.recording is None:
+        return f"cannot be told: it {verdict.end_of(outcome)}"
+    steps = f"{outcome.recording.steps} steps"
+    if outcome.works:
+        return f"cannot be told: it did not come in {steps}, and requests still ran or waited then"
+    blind = verdict.blind((found.check,), outcome.last)
+    if record.faults:
+        blind = verdict.FAULTY
+    if blind:
+        return f"cannot be told: it did not come in {steps}, but {blind}"
+    return f"it does not come in {steps}, by which all requests had ended"
 
 
 def _shrink(
@@ -182,10 +207,13 @@ def _shrink(
 
     search = Shrinking(recording, try_it, begin + seconds, told, running.drafts)
     best, record = search.run(), search.shown.record
-    file = ""
+    file, why = "", search.why
     if target is not None and record is not None:
-        writing.write(writing.encode(record), target.absolute().parent, target.name)
-        file = str(target)
+        try:
+            writing.write(writing.encode(record), target.absolute().parent, target.name)
+            file = str(target)
+        except OSError as e:
+            why = f"{target} was not written: {e.strerror or e}"
     shrunk = Shrunk(
         before=len(recording.requests),
         tried=search.tried,
@@ -193,14 +221,31 @@ def _shrink(
         whole=search.whole,
         file=file,
         kept=() if best is None else tuple(_kept(best, recording)),
+        why=why,
     )
     return shrunk, search
 
 
 def _script(
-    search: Shrinking | None, made: setting.Setting, folder: Path, target: Path
+    search: Shrinking | None, made: setting.Setting, folder: Path, target: Path, until: float
 ) -> Scripted:
-    """Write the smallest workload as plain SGLang, if it shows the bug when it runs."""
+    """Write the smallest workload as plain SGLang, if it shows the bug when it runs.
+
+    until: of the monotonic clock. Whatever ends it, the verdict and the shrunk dump are there.
+    """
+    try:
+        return _write_script(search, made, folder, target, until)
+    except KeyboardInterrupt:
+        return Scripted("", INTERRUPTED)
+    except CannotReplay as e:
+        return Scripted("", str(e))
+    except OSError as e:
+        return Scripted("", f"{e.filename or target}: {e.strerror or e}")
+
+
+def _write_script(
+    search: Shrinking | None, made: setting.Setting, folder: Path, target: Path, until: float
+) -> Scripted:
     if search is None:
         return Scripted("", "nothing was found that a script could show")
     if search.best is None:
@@ -214,7 +259,7 @@ def _script(
         assert shown.record is not None
         try:
             found = script.made(
-                shown.record, made, search.recording, workload, shown.reached, folder
+                shown.record, made, search.recording, workload, shown.reached, folder, until
             )
         except script.NoScript as e:
             reason = reason or str(e)
@@ -230,7 +275,7 @@ def _script(
         assert shown.record is not None
         with contextlib.suppress(script.NoScript):
             best = script.made(
-                shown.record, made, search.recording, workload, shown.reached, folder, looks=True
+                shown.record, made, search.recording, workload, shown.reached, folder, until, True
             )
     target.write_text(best.text)
     return Scripted(str(target), best.shows)

@@ -15,6 +15,7 @@ import signal
 import subprocess
 import tempfile
 import textwrap
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,9 +79,12 @@ def made(
     workload: Workload,
     reached: Sequence[Mapping[int, int]],
     folder: Path,
+    until: float,
     looks: bool = False,
 ) -> Script:
     """The script for a workload with which this record's finding comes. Raises NoScript.
+
+    until: of the monotonic clock; then no more is run.
 
     It runs once beside the tracers, which must find the same. Then it runs without anything of
     g4debug's but the CPU engine, for what SGLang itself says: as it is, and if that is nothing,
@@ -104,14 +108,14 @@ def made(
         return text(finding, made, events, words, shows, compares, looks)
 
     if looks:
-        log = _run(write("", False), setting, (), folder).log
+        log = _run(write("", False), setting, (), folder, until).log
         found = [x.removeprefix(PAGES) for x in log.splitlines() if x.startswith(PAGES)]
         if not found:
             raise NoScript("neither a free list nor a row is wrong before a step")
         shows = f"what is wrong with SGLang's pages before a step: {found[0]}"
         return Script(write(shows, compares=False), shows)
     for _ in range(RUNS if guessed else 1):
-        run = _run(write("", False), setting, (finding.check,), folder)
+        run = _run(write("", False), setting, (finding.check,), folder, until)
         same = verdict.first_alike(finding, host.dumps_in(run.dumps))
         if same is None:
             why = "in a plain engine the finding does not come"
@@ -120,8 +124,10 @@ def made(
             raise NoScript(f"{why}; it ended so: {run.end}")
         finding = same.finding  # with the names that requests have in the script
     if verdict.hung(finding):
-        return _standing(_run(write("", False), setting, (), folder), lambda s: write(s, False))
-    run = _run(write("", True), setting, (), folder)
+        return _standing(
+            _run(write("", False), setting, (), folder, until), lambda s: write(s, False)
+        )
+    run = _ended(_run(write("", True), setting, (), folder, until))
     said = run.error
     wrong = [line for line in run.log.splitlines() if line.startswith(DIFFERS)]
     if said:
@@ -129,7 +135,7 @@ def made(
     elif wrong:
         shows = f"wrong answers: {wrong[0]}"
         return Script(write(shows, compares=True), shows)
-    elif checked := _run(write("", False, checks=True), setting, (), folder).error:
+    elif checked := _ended(_run(write("", False, checks=True), setting, (), folder, until)).error:
         shows = f"SGLang's own error with its own checks ({', '.join(CHECKS)}): {checked}"
         return Script(write(shows, False, checks=True), shows)
     else:
@@ -138,6 +144,13 @@ def made(
             f"{finding.check} found it from outside, in this very script"
         )
     return Script(write(shows, compares=False), shows, tells=bool(said))
+
+
+def _ended(run: Run) -> Run:
+    """A run that came to its end: what another one does not say, it may say later."""
+    if run.status is None and not run.error:
+        raise NoScript(f"without the tracer {run.end}, so what it shows is not known")
+    return run
 
 
 def _standing(run: Run, write: Callable[[str], str]) -> Script:
@@ -300,6 +313,7 @@ class Run:
     log: str
     status: int | None  # None: it did not end in time
     dumps: Path
+    seconds: float = SECONDS  # that it had
 
     @property
     def error(self) -> str:
@@ -311,12 +325,15 @@ class Run:
     @property
     def end(self) -> str:
         if self.status is None:
-            return f"it did not end in {SECONDS:.0f} s"
+            return f"it did not end in {self.seconds:.0f} s"
         return self.error or f"exit status {self.status}, and no finding"
 
 
-def _run(text: str, setting: Setting, trace: Sequence[str], folder: Path) -> Run:
-    """Run a script on the CPU engine. trace: the tracers to arm, () for none."""
+def _run(text: str, setting: Setting, trace: Sequence[str], folder: Path, until: float) -> Run:
+    """Run a script on the CPU engine. trace: the tracers to arm, () for none. Raises NoScript."""
+    seconds = min(SECONDS, until - time.monotonic())
+    if seconds < 1:
+        raise NoScript("there was no time left to run it; give --seconds more")
     dumps = Path(tempfile.mkdtemp(prefix="script-", dir=folder))
     path, log = dumps / "script.py", dumps / "script.log"
     path.write_text(text)
@@ -340,11 +357,11 @@ def _run(text: str, setting: Setting, trace: Sequence[str], folder: Path) -> Run
         )
     status: int | None = None
     try:
-        status = process.wait(SECONDS)
+        status = process.wait(seconds)
     except subprocess.TimeoutExpired:
         pass
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    return Run(log.read_text(errors="replace"), status, dumps)
+    return Run(log.read_text(errors="replace"), status, dumps, seconds)

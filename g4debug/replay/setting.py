@@ -34,6 +34,7 @@ CARRIED = (
     "num_continuous_decode_steps", "prefill_attention_backend", "radix_eviction_policy",
     "retraction_policy", "schedule_conservativeness", "speculative_num_steps",
 )  # fmt: skip
+BACKENDS = "attention_backend", "decode_attention_backend", "prefill_attention_backend"
 # Variables of SGLang that say how it is watched, where its files and its machine are.
 _ELSEWHERE = re.compile(
     r"SGLANG_(TRTLLM_MHA_DEBUG|PLUGINS|USE_|RUN_ID|FLASHINFER|DISABLE_OUTLINES|LOG|CACHE|HOST|PORT"
@@ -54,6 +55,8 @@ class Setting:
 
     model: the toy that it serves. drafts: whether with a draft. arguments: of SGLang's server.
     environ: variables of SGLang and g4debug. notes: differences to the recorded server, in words.
+    elsewhere: those of them that are code which ran there and does not run here. left_out: the
+    names of the server's arguments that are not set here.
     """
 
     release: str
@@ -62,6 +65,8 @@ class Setting:
     model: Model
     environ: dict[str, str]
     notes: list[str] = field(default_factory=list)
+    elsewhere: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
 
 def recording_of(record: TrapRecord) -> tuple[Tape, Recording]:
@@ -74,7 +79,7 @@ def recording_of(record: TrapRecord) -> tuple[Tape, Recording]:
             "an older g4debug"
         )
     if on.format not in tape.FORMATS:
-        known = " and ".join(map(str, tape.FORMATS))
+        known = ", ".join(map(str, tape.FORMATS))
         raise CannotReplay(f"its tape has the format {on.format}, and this g4debug reads {known}")
     if on.limits:
         raise CannotReplay(f"a tape cannot carry what was used there: {'; '.join(on.limits)}")
@@ -119,13 +124,19 @@ def setting_of(record: TrapRecord, on: Tape, recording: Recording) -> Setting:
         )
     except NoToy as e:
         raise NeverReplayed(str(e)) from e
-    arguments = _arguments(record, facts, model, notes)
+    given = {**record.defaults, **record.arguments}
+    arguments = _arguments(record, given, facts, model, notes)
     serves = str(record.geometry.get("serves", ""))
     if serves and not serves.startswith(model.architecture):
         notes.append(f"the model was {serves[:200]}, and is {model.name} here")
-    ranks = record.arguments.get("tp_size")
+    elsewhere = _backends(given, arguments)
+    if _has_graphs(given):
+        notes.append("CUDA graphs were on, and nothing is captured here")
+        elsewhere.append("CUDA graphs")
+    ranks = given.get("tp_size")
     if isinstance(ranks, int) and ranks > 1:
         notes.append(f"{ranks} tensor-parallel ranks, which decide alike, are one here")
+        elsewhere.append(f"{ranks} tensor-parallel ranks")
     return Setting(
         release=release,
         drafts=facts.get("speculative_algorithm") is not None,
@@ -133,7 +144,27 @@ def setting_of(record: TrapRecord, on: Tape, recording: Recording) -> Setting:
         model=model,
         environ=_environ(record, on, notes),
         notes=notes,
+        elsewhere=tuple(elsewhere),
+        left_out=tuple(sorted(record.arguments.keys() - arguments.keys())),
     )
+
+
+def _backends(given: Mapping[str, Plain], here: Mapping[str, Any]) -> list[str]:
+    """The attention backends that ran there and do not run here."""
+
+    def run(arguments: Mapping[str, Any]) -> list[Any]:
+        both, *each = (arguments.get(name) for name in BACKENDS)
+        return list(dict.fromkeys(name or both for name in each))
+
+    there, here_too = run(given), {None, HIDDEN, "default", *run(here)}
+    return [f"the attention backend {name}" for name in there if name not in here_too]
+
+
+def _has_graphs(given: Mapping[str, Plain]) -> bool:
+    """Whether CUDA graphs were on. A dump that does not know says nothing of them."""
+    each = given.get("disable_decode_cuda_graph"), given.get("disable_prefill_cuda_graph")
+    off = given.get("device") == "cpu" or each == (True, True)
+    return given.get("disable_cuda_graph") is False and not off
 
 
 def _whole(values: Mapping[str, Plain], name: str) -> int:
@@ -146,17 +177,20 @@ def _whole(values: Mapping[str, Plain], name: str) -> int:
 
 
 def _arguments(
-    record: TrapRecord, facts: Mapping[str, Plain], model: Model, notes: list[str]
+    record: TrapRecord,
+    given: Mapping[str, Plain],
+    facts: Mapping[str, Plain],
+    model: Model,
+    notes: list[str],
 ) -> dict[str, Any]:
     page = _whole(facts, "page_size")
-    given = {**record.defaults, **record.arguments}
     found = {
         name: value
         for name in CARRIED
         if (value := given.get(name)) not in (None, HIDDEN, "default")
     }
     release = record.versions.get("sglang", "")
-    for name in ("attention_backend", "decode_attention_backend", "prefill_attention_backend"):
+    for name in BACKENDS:
         value = given.get(name)
         if value not in (None, HIDDEN, "default"):
             found[name] = model.backend(value, page, release)

@@ -17,8 +17,10 @@ from typing import Any
 from g4debug.findings.record import TrapRecord
 from g4debug.findings.tape import Abort, How, Recording, Request
 from g4debug.replay.ddmin import last, shortest
+from g4debug.replay.setting import CannotReplay
 from g4debug.replay.workload import After, Workload, pages_of
 
+INTERRUPTED = "stopped by Ctrl-C"
 NEAREST = 3  # requests that are tried as the one after which another one comes
 
 
@@ -36,7 +38,8 @@ class Shrinking:
 
     until: of the monotonic clock; then no more are tried. told: is told how many were tried and how
     many requests are left. best, shown: the smallest that passed up to now, None if none has, and
-    how the finding came. trail: the same after each stage. whole: nothing is left to try.
+    how the finding came. trail: the same after each stage. whole: nothing is left to try. why: it
+    ended before, in words.
     """
 
     recording: Recording
@@ -49,6 +52,7 @@ class Shrinking:
     trail: list[tuple[Workload, Shown]] = field(default_factory=list)
     tried: int = 0
     whole: bool = False
+    why: str = ""
     _known: dict[str, bool] = field(default_factory=dict)
 
     def run(self) -> Workload | None:
@@ -56,8 +60,12 @@ class Shrinking:
             if self.passes(Workload.whole(self.recording)):
                 self._all_stages()
                 self.whole = True
-        except (Over, KeyboardInterrupt):
-            pass
+        except Over:
+            self.why = "there was no time to try all"
+        except KeyboardInterrupt:
+            self.why = INTERRUPTED
+        except CannotReplay as e:
+            self.why = str(e)
         return self.best
 
     def _all_stages(self) -> None:

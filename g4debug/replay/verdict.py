@@ -8,17 +8,22 @@ about them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from g4debug.findings.kinds import Place, place_of
 from g4debug.findings.record import Finding, Plain, Tape, TrapRecord
 from g4debug.findings.tape import Recording
 from g4debug.replay.host import Outcome
+from g4debug.replay.workload import BEHIND
 
 REPRODUCED, OTHERWISE, NOTHING = 0, 1, 2  # exit codes
 RECORDER = "flight-recorder"
+UNTOLD = "cannot be told: nothing was found here"
 HANG = RECORDER, "hang"  # check and kind of a finding
+# A crash tells of no page. Who calls the host innocent of it must have looked with both of these.
+PAGES = "kv-allocator", "page-table"
+FAULTY = "a fault was injected there, and whether it struck here is not known"
 
 
 @dataclass(frozen=True)
@@ -27,8 +32,10 @@ class States:
 
     equal: so many steps are equal, from the first one on. differs: the first step that differs, 0
     if none does. since: the last step before it in which all pages are known to be equal. pages: in
-    how many steps the places of all pages were compared and equal. last: the last such step. exact:
-    the last step for which the allocators' events were compared, each with its pages; 0 for none.
+    how many steps the places of all pages were compared and equal. last: the last such step.
+    events: the first step from which on the allocators' events were compared, each with its pages;
+    0 for none. exact: the last step up to which the places of pages are known so; 0 if events are
+    missing between ``last`` and ``events``.
     """
 
     equal: int
@@ -39,6 +46,7 @@ class States:
     since: int = 0
     what: str = ""
     exact: int = 0
+    events: int = 0
 
 
 def compare(recorded: Recording, replayed: Recording) -> States:
@@ -71,8 +79,9 @@ def with_history(states: States, there: TrapRecord, first: int, here: TrapRecord
     if found is not None and (not states.differs or found[0] < states.differs):
         step, what = found
         return dataclasses.replace(states, equal=step - 1, differs=step, since=0, what=what)
-    exact = states.steps if begin and begin <= states.steps and not states.differs else 0
-    return dataclasses.replace(states, exact=exact)
+    # The digest is of the beginning of its step. Before the first one a fresh server's pages are.
+    known = bool(begin) and begin <= max(1, states.last) and not states.differs
+    return dataclasses.replace(states, exact=states.steps if known else 0, events=begin)
 
 
 STEP = (
@@ -95,12 +104,17 @@ def _first_other_step(there: TrapRecord, first: int, here: TrapRecord) -> tuple[
 def _compare_events(there: TrapRecord, first: int, here: TrapRecord) -> tuple[int, int]:
     """The first step for which both dumps have all events, and the first one in which they differ.
 
-    0: there is none. For the last step one dump may have more events than the other.
+    0: there is none. For the last step one dump may have more events than the other: of both, the
+    last one that had begun.
     """
     theirs, mine = _events(there, first), _events(here, 0)
     if not theirs or not mine:
         return 0, 0
-    begin, end = max(min(theirs), min(mine)) + 1, min(max(theirs), max(mine))
+    begin = max(min(theirs), min(mine)) + 1
+    end = min(
+        max([*theirs, *(s.step - first for s in there.steps)]),
+        max([*mine, *(s.step for s in here.steps)]),
+    )
     for step in range(begin, end + 1):
         pools = theirs.get(step, {}), mine.get(step, {})
         for name in sorted({*pools[0], *pools[1]}):
@@ -136,12 +150,17 @@ class Verdict:
 
 
 def judge(
-    record: TrapRecord, on: Tape, recorded: Recording, outcome: Outcome, until: int = 0
+    record: TrapRecord,
+    on: Tape,
+    recorded: Recording,
+    outcome: Outcome,
+    until: int = 0,
+    elsewhere: Sequence[str] = (),
 ) -> Verdict:
     """The verdict of a replay on the finding of a dump. until: the tape's last step that is judged;
-    0 for all. It says nothing about what came after."""
+    0 for all. It says nothing about what came after. elsewhere: see ``Setting``."""
     if not until:
-        return _judge(record, on, recorded, outcome)
+        return _judge(record, on, recorded, outcome, elsewhere)
     step, there = until + on.first, record.finding
     more = f"What came after step {step} was not replayed, so nothing is said of it."
     if there.kind != "asked" and there.location.step > step:
@@ -151,7 +170,11 @@ def judge(
             record, finding=dataclasses.replace(there, check=RECORDER, kind="asked")
         )
     verdict = _judge(
-        _first_steps(record, step), on, _first_of(recorded, until), _begin_of(outcome, until)
+        _first_steps(record, step),
+        on,
+        _first_of(recorded, until),
+        _begin_of(outcome, until),
+        elsewhere,
     )
     text = verdict.text
     if verdict.states is not None and verdict.code == REPRODUCED and verdict.found is None:
@@ -189,9 +212,15 @@ def _begin_of(outcome: Outcome, steps: int) -> Outcome:
     )
 
 
-def _judge(record: TrapRecord, on: Tape, recorded: Recording, outcome: Outcome) -> Verdict:
+def _judge(
+    record: TrapRecord,
+    on: Tape,
+    recorded: Recording,
+    outcome: Outcome,
+    elsewhere: Sequence[str],
+) -> Verdict:
     if outcome.recording is None:
-        return Verdict(NOTHING, f"cannot be replayed, because the scheduler {_end_of(outcome)}")
+        return Verdict(NOTHING, f"cannot be replayed, because the scheduler {end_of(outcome)}")
     differs = list(_facts(on.scheduler, outcome.scheduler))
     if differs:
         return Verdict(
@@ -219,11 +248,12 @@ def _judge(record: TrapRecord, on: Tape, recorded: Recording, outcome: Outcome) 
     if states.differs:
         return _differ(there, states, like)
     if outcome.ended in ("stuck", "late"):
-        return Verdict(NOTHING, f"cannot be replayed, because it {_end_of(outcome)}", (), states)
-    return _of_equal(there, on, states, same, like, first, outcome, bool(record.faults))
+        return Verdict(NOTHING, f"cannot be replayed, because it {end_of(outcome)}", (), states)
+    return _of_equal(record, there, on, states, same, like, first, outcome, elsewhere)
 
 
 def _of_equal(
+    record: TrapRecord,
     there: Finding | None,
     on: Tape,
     states: States,
@@ -231,7 +261,7 @@ def _of_equal(
     like: Finding | None,
     first: Finding | None,
     outcome: Outcome,
-    faulty: bool,
+    elsewhere: Sequence[str],
 ) -> Verdict:
     """All states are equal."""
     n = f"{states.equal} of {states.steps} steps are equal"
@@ -245,13 +275,11 @@ def _of_equal(
         return Verdict(OTHERWISE, text, (_equal(n),), states, first)
     if same is not None:
         why = "It depends on nothing that a GPU computes."
-        if faulty:
+        if record.faults:
             why = "The faults that were injected there were injected here, too."
         return Verdict(REPRODUCED, f"reproduced: {same.headline}", (_equal(n), why), states, same)
     if there.check == RECORDER and first is not None and first.check != RECORDER:
-        step = first.location.step + on.first
-        text = f"explained: in step {step}, {first.headline}"
-        return Verdict(REPRODUCED, text, (_equal(n), f"There: {there.headline}"), states, first)
+        return _of_a_tracer(there, first, first.location.step + on.first, n, states, outcome)
     if like is not None or first is not None:
         found = like or first
         assert found is not None
@@ -268,23 +296,71 @@ def _of_equal(
             f"rank or server, the machine. {there.reference}".strip()
         )
         return Verdict(NOTHING, text, (_equal(n), why), states)
+    unseen = unlooked(record, outcome.last)
+    if unseen:
+        why = f"That proves nothing, because {unseen}."
+        return Verdict(NOTHING, UNTOLD, (_equal(n), why), states)
     if max(states.exact, states.last) < states.steps:
-        text = "cannot be told: nothing was found here"
-        why = (
-            f"Where the pages were is known up to step {states.last} only, because the dump has "
-            "no events of the allocators; arm a tracer that uses the page ledger."
-        )
-        return Verdict(NOTHING, text, (_equal(n), why), states)
-    return Verdict(
-        OTHERWISE,
-        "not reproduced, states equal",
-        (
-            _equal(n),
-            "The host's decisions are innocent: look at streams, kernels and memory. "
-            f"{there.reference}".strip(),
-        ),
-        states,
-    )
+        why = f"Where the pages were is known up to step {states.last} only, because there are "
+        if states.events:
+            why += f"events of the allocators from step {states.events} on, and none before."
+        else:
+            why += "no events of the allocators; arm a tracer that uses the page ledger."
+        return Verdict(NOTHING, UNTOLD, (_equal(n), why), states)
+    innocent = [
+        _equal(n),
+        "The host's decisions are innocent: look at streams, kernels and memory.",
+    ]
+    if elsewhere:
+        innocent.append(f"Look also at what ran there and not here: {', '.join(elsewhere)}.")
+    if there.reference:
+        innocent.append(there.reference)
+    return Verdict(OTHERWISE, "not reproduced, states equal", tuple(innocent), states)
+
+
+def _of_a_tracer(
+    there: Finding, first: Finding, step: int, n: str, states: States, outcome: Outcome
+) -> Verdict:
+    """There was no finding of a tracer's, and here is one, in this step of the server."""
+    more = [_equal(n), f"There, in step {there.location.step}: {there.headline}"]
+    near = abs(there.location.step - step) <= BEHIND
+    if near and place_of(there) in (Place.CAUSE, Place.SURFACED):
+        text = f"explained: in step {step}, {first.headline}"
+        return Verdict(REPRODUCED, text, tuple(more), states, first)
+    more.append("Whether the finding here is the cause of what came there was not tested.")
+    if outcome.ended == "raised":
+        more.append(f"The replay ended with it; by --trace without {first.check} it goes on.")
+    text = f"found here, in step {step}: {first.headline}"
+    return Verdict(OTHERWISE, text, tuple(more), states, first)
+
+
+def unlooked(record: TrapRecord, here: TrapRecord | None) -> str:
+    """Why a replay in which it does not come says nothing of a dump's finding, in words.
+
+    '': somebody looked. here: the last dump of the replay.
+    """
+    there = record.finding
+    if there.check == "rank-divergence":
+        return "it is of several ranks, and one is replayed here"
+    if place_of(there) not in (Place.CAUSE, Place.SURFACED):
+        return "it may have come from outside of this scheduler, where nobody looks here"
+    if record.faults:
+        return FAULTY
+    return blind(PAGES if there.check == RECORDER else (there.check,), here)
+
+
+def blind(names: Iterable[str], here: TrapRecord | None) -> str:
+    """Why these tracers have not looked at all of a replay, in words; '' if they have."""
+    if here is None:
+        return "the replay left no dump that says who looked"
+    armed = {part.name: part for part in here.tracers if part.mode}
+    for name in names:
+        part = armed.get(name)
+        if part is None:
+            return f"{name} was not armed here"
+        if part.idle or not part.sound:
+            return f"{name} did not look at all of it here ({part.state})"
+    return ""
 
 
 def _equal(n: str) -> str:
@@ -320,7 +396,7 @@ def _of_unknown_pages(
     if first is not None:
         more = (why, f"There: {there.headline}") if there is not None else (why,)
         return Verdict(OTHERWISE, f"found here: {first.headline}", more, None, first)
-    return Verdict(NOTHING, "cannot be told: nothing was found here", (why,))
+    return Verdict(NOTHING, UNTOLD, (why,))
 
 
 def _up_to(recorded: Recording, there: Finding | None, first: int) -> Recording:
@@ -382,7 +458,8 @@ def pages(record: TrapRecord) -> tuple[object, ...]:
     return bad, held, last
 
 
-def _end_of(outcome: Outcome) -> str:
+def end_of(outcome: Outcome) -> str:
+    """How a replay ended, in words."""
     return {
         "late": f"did not come to the end of the tape in {outcome.seconds:.0f} s",
         "large": f"was ended: {outcome.error}",

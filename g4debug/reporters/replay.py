@@ -32,7 +32,8 @@ class Kept:
 class Shrunk:
     """The smallest workload with which the finding comes. whole: nothing is left to try.
 
-    file: the dump of the finding with this workload, '' if it was not written.
+    file: the dump of the finding with this workload, '' if it was not written. why: something is
+    left to try, or there is no file.
     """
 
     before: int
@@ -41,6 +42,7 @@ class Shrunk:
     whole: bool
     file: str
     kept: tuple[Kept, ...]
+    why: str = ""
 
 
 @dataclass(frozen=True)
@@ -117,9 +119,9 @@ def render(result: Replayed, console: Console) -> None:
 def _render_shrunk(shrunk: Shrunk, console: Console, say: Callable[[str], None]) -> None:
     tried = f"{shrunk.tried} tries, {shrunk.seconds:.0f} s"
     if not shrunk.kept:
-        say(f"shrinking: the finding did not come a second time ({tried})")
+        say(f"shrinking: {shrunk.why or 'the finding did not come a second time'} ({tried})")
         return
-    end = "" if shrunk.whole else "; there was no time to try all"
+    end = f"; {shrunk.why}" if shrunk.why else ""
     say(f"shrunk: {len(shrunk.kept)} of {shrunk.before} requests are enough ({tried}{end})")
     for r in shrunk.kept:
         answer = f"an answer of {r.output}"

@@ -47,11 +47,24 @@ def test_a_page_is_written_of_any_result(dump: Path, tmp_path: Path) -> None:
     assert "<h1>cannot be replayed, because the dump has no tape" in page.read_text()
 
 
-def test_a_page_never_replaces_the_dump(dump: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("option", ["--html", "--shrink", "--script"])
+def test_what_it_writes_never_replaces_the_dump_and_is_refused_before_it_begins(
+    option: str, dump: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = dump.read_bytes()
-    assert cli.main(["replay", str(dump), "--html", str(dump)]) == 2
+    assert cli.main(["replay", str(dump), option, str(dump)]) == 2
     assert "it is the dump itself" in capsys.readouterr().err
     assert dump.read_bytes() == before
+    assert cli.main(["replay", str(dump), option, str(tmp_path / "no" / "a")]) == 2
+    assert "there is no directory" in capsys.readouterr().err
+
+
+def test_two_results_do_not_go_into_one_file(
+    dump: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "out")
+    assert cli.main(["replay", str(dump), "--shrink", out, "--script", out]) == 2
+    assert "expected a file for each of them" in capsys.readouterr().err
 
 
 def test_a_file_that_is_no_dump(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

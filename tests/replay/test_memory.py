@@ -7,10 +7,12 @@ import json
 import mmap
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from g4debug.findings import process_end
 from g4debug.replay import memory
 from g4debug.replay.child import Replayer
 
@@ -39,6 +41,25 @@ def test_a_fork_that_takes_too_much_is_ended_with_a_reason(much: bool) -> None:
     replayer._wait(pid, {"seconds": 60, "result": "x"})
     news = json.loads(answers.getvalue().splitlines()[-1])
     assert ("GiB of memory" in news["large"]) == much
+
+
+def test_a_container_has_less_than_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its limit may be that of a cgroup above. Files that nobody uses are as good as free."""
+    machine = memory.most()
+    inner = tmp_path / "a" / "b"
+    inner.mkdir(parents=True)
+    monkeypatch.setattr(process_end, "CGROUPS", tmp_path)
+    monkeypatch.setattr(process_end, "cgroups", lambda: [(inner, "memory.events")])
+    (inner / "memory.max").write_text("max\n")
+    assert memory.most() <= machine + (1 << 30)
+    (tmp_path / "a" / "memory.max").write_text(f"{100 << 20}\n")
+    (tmp_path / "a" / "memory.current").write_text(f"{70 << 20}\n")
+    (tmp_path / "a" / "memory.stat").write_text(f"file 9\ninactive_file {10 << 20}\n")
+    assert memory.most() == int(memory.SHARE * (40 << 20))
+    (tmp_path / "a" / "memory.current").write_text(f"{200 << 20}\n")
+    assert memory.most() == 0
 
 
 def test_the_limit_is_a_part_of_what_is_free() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import math
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -123,7 +125,7 @@ def test_what_a_script_sees_in_pages_is_its_last_word(
     monkeypatch.setattr(script, "_run", lambda *_: script.Run(said, 0, tmp_path))
     record = SimpleNamespace(finding=FINDING)
     workload = Workload((0,), after={0: ENDED})
-    arguments: Any = (record, setting(), made, workload, (), tmp_path)
+    arguments: Any = (record, setting(), made, workload, (), tmp_path, math.inf)
     found = script.made(*arguments, looks=True)
     assert found.tells
     assert found.shows.endswith("before a step: full page 2 is free twice")
@@ -184,7 +186,9 @@ def test_sglang_itself_is_asked_for_its_words_before_its_checks(
     said = iter(["", *filter(None, logs)] if logs[0] else logs)
     runs: list[tuple[bool, bool]] = []
 
-    def run(text: str, setting: Setting, trace: Sequence[str], folder: Path) -> script.Run:
+    def run(
+        text: str, setting: Setting, trace: Sequence[str], folder: Path, until: float
+    ) -> script.Run:
         runs.append((bool(trace), "SGLANG_CHECK_KV_PAGE_INVARIANTS" in text))
         log = next(said)
         died = "Error" in log
@@ -196,7 +200,7 @@ def test_sglang_itself_is_asked_for_its_words_before_its_checks(
     monkeypatch.setattr(script.verdict, "first_alike", lambda there, records: record)
     made = recording()
     workload = Workload((0,), after={0: ENDED})
-    found = script.made(record, setting(), made, workload, (), tmp_path)  # type: ignore[arg-type]
+    found = script.made(record, setting(), made, workload, (), tmp_path, math.inf)  # type: ignore[arg-type]
     assert shows in found.shows
     assert found.tells == tells
     asked = 3 if "checks" in shows or not tells else 2
@@ -213,7 +217,9 @@ def test_a_server_that_hangs_does_so_in_a_script_of_its_own(
     hung = dataclasses.replace(FINDING, check="flight-recorder", kind="hang")
     texts: list[str] = []
 
-    def run(text: str, setting: Setting, trace: Sequence[str], folder: Path) -> script.Run:
+    def run(
+        text: str, setting: Setting, trace: Sequence[str], folder: Path, until: float
+    ) -> script.Run:
         texts.append(text)
         return script.Run("STANDS: request 1 got 0 of 1 tokens in 30 s\n" * stands, 1, folder)
 
@@ -224,9 +230,9 @@ def test_a_server_that_hangs_does_so_in_a_script_of_its_own(
     workload = Workload((0,), after={0: ENDED})
     if not stands:
         with pytest.raises(script.NoScript, match="does not stand"):
-            script.made(record, setting(), recording(), workload, (), tmp_path)
+            script.made(record, setting(), recording(), workload, (), tmp_path, math.inf)
         return
-    found = script.made(record, setting(), recording(), workload, (), tmp_path)
+    found = script.made(record, setting(), recording(), workload, (), tmp_path, math.inf)
     assert found.tells
     assert found.shows.endswith("request 1 got 0 of 1 tokens in 30 s")
     assert len(texts) == 2
@@ -234,10 +240,36 @@ def test_a_server_that_hangs_does_so_in_a_script_of_its_own(
     ast.parse(found.text)
 
 
+def test_no_script_is_run_when_the_time_is_over(tmp_path: Path) -> None:
+    made: Any = SimpleNamespace(finding=FINDING)
+    workload = Workload((0,), after={0: ENDED})
+    with pytest.raises(script.NoScript, match="no time left to run it; give --seconds more"):
+        script.made(made, setting(), recording(), workload, (), tmp_path, time.monotonic())
+
+
+@pytest.mark.parametrize("which", [2, 3])
+def test_of_a_run_that_did_not_end_nothing_is_said(
+    which: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs: list[str] = []
+
+    def run(text: str, *_: Any) -> script.Run:
+        runs.append(text)
+        return script.Run("", None if len(runs) == which else 0, tmp_path, 7)
+
+    made: Any = SimpleNamespace(finding=FINDING)
+    monkeypatch.setattr(script, "_run", run)
+    monkeypatch.setattr(script.host, "dumps_in", lambda folder: ())
+    monkeypatch.setattr(script.verdict, "first_alike", lambda there, records: made)
+    workload = Workload((0,), after={0: ENDED})
+    with pytest.raises(script.NoScript, match="it did not end in 7 s, so what it shows is not"):
+        script.made(made, setting(), recording(), workload, (), tmp_path, math.inf)
+
+
 def test_a_fault_gives_no_script(tmp_path: Path) -> None:
     made = recording()
     with pytest.raises(script.NoScript, match="injected"):
         script.made(
             None,  # type: ignore[arg-type]
-            setting(G4DEBUG_FAULTS="page-oob=1*on"), made, Workload.whole(made), (), tmp_path,
+            setting(G4DEBUG_FAULTS="page-oob=1*on"), made, Workload.whole(made), (), tmp_path, 0,
         )  # fmt: skip

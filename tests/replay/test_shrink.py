@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from g4debug.findings.tape import Abort, How, Recording, Request, Start, Why
 from g4debug.replay.ddmin import last, shortest
+from g4debug.replay.setting import CannotReplay
 from g4debug.replay.shrink import Shown, Shrinking
 from g4debug.replay.workload import LAGS, After, Workload
 
@@ -129,14 +130,16 @@ def test_nothing_is_left_if_even_all_do_not_show_it() -> None:
     assert search.tried == 1
 
 
-@pytest.mark.parametrize("why", ["time", "Ctrl-C"])
+@pytest.mark.parametrize("why", ["there was no time", "stopped by Ctrl-C", "its process has ended"])
 def test_it_stops_and_keeps_what_it_has(why: str) -> None:
     tried = []
 
     def comes(requests: dict[int, Request], workload: Workload) -> bool:
         tried.append(workload)
-        if len(tried) == 5 and why == "Ctrl-C":
+        if len(tried) == 5 and why == "stopped by Ctrl-C":
             raise KeyboardInterrupt
+        if len(tried) == 5 and why == "its process has ended":
+            raise CannotReplay(why)
         if len(tried) == 5:
             time.sleep(0.3)
         return len(requests) > 2
@@ -151,6 +154,7 @@ def test_it_stops_and_keeps_what_it_has(why: str) -> None:
     assert search.run() is not None
     assert len(search.requests) == 3
     assert not search.whole
+    assert search.why.startswith(why)
     assert len(tried) == 5
 
 

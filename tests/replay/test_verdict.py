@@ -19,11 +19,13 @@ from g4debug.findings.record import (
     Tape,
     TrapRecord,
 )
+from g4debug.findings.status import Limit, TracerStatus
 from g4debug.findings.tape import Code, Recording, Why
 from g4debug.findings.tape_record import data, pack
 from g4debug.replay.host import Outcome
 from g4debug.replay.setting import CannotReplay, Setting, recording_of, setting_of
 from g4debug.replay.verdict import NOTHING, OTHERWISE, REPRODUCED, judge
+from g4debug.replay.workload import BEHIND
 
 pytestmark = pytest.mark.once("verdicts are made without SGLang")
 STEPS = 70
@@ -46,6 +48,11 @@ def taped(other: int = 0, pages: int = 0, steps: int = STEPS, why: Why = Why.STA
             numbers = tape.number(step) + digest.to_bytes(8, "little")
             parts.append(bytes((Code.PAGES,)) + numbers)
     return b"".join(parts)
+
+
+ARMED = tuple(
+    TracerStatus(name, mode="raise") for name in ("flight-recorder", "kv-allocator", "page-table")
+)
 
 
 def tape_of(events: bytes, limits: tuple[str, ...] = (), **facts: Any) -> Tape:
@@ -88,6 +95,7 @@ def record(found: Finding, page: int = 9, events: bool = True, **changes: Any) -
             created="2026",
             versions={"sglang": "0.5.23"},
             geometry={"context_len": 2048},
+            tracers=ARMED,
             steps=tuple(steps),
             allocator=tuple(happened) if events else (),
             table=table,
@@ -111,8 +119,9 @@ def told(
 ) -> Any:
     last = changes.pop("last", here[-1] if here else there)
     until = changes.pop("until", 0)
+    elsewhere = changes.pop("elsewhere", ())
     found = outcome(events or taped(), *here, last=last, **changes)
-    return judge(there, on, tape.read(data(on), 16, False), found, until)
+    return judge(there, on, tape.read(data(on), 16, False), found, until, elsewhere)
 
 
 def test_the_same_finding_with_all_states_equal_is_reproduced() -> None:
@@ -145,6 +154,65 @@ def test_nothing_found_and_all_states_equal_is_innocence() -> None:
     verdict = told(THERE, tape_of(taped()))
     assert (verdict.code, verdict.text) == (OTHERWISE, "not reproduced, states equal")
     assert "innocent" in verdict.more[1]
+
+
+def crashed(**changes: Any) -> Finding:
+    return finding(**{"check": "flight-recorder", "kind": "exception", **changes})
+
+
+def blind(name: str, **changes: Any) -> tuple[TracerStatus, ...]:
+    return tuple(dataclasses.replace(t, **changes) if t.name == name else t for t in ARMED)
+
+
+NEVER = Limit("ranges only", "it was never run with this backend")
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "why"),
+    [
+        ({}, ARMED[:2], "page-table was not armed"),
+        ({}, blind("page-table", mode=""), "page-table was not armed"),
+        ({}, blind("page-table", limits=(NEVER,)), "ranges only (it was never run"),
+        ({}, blind("page-table", off="it failed"), "(off: it failed)"),
+        ({}, blind("page-table", off="no table", nothing="no table"), "nothing to judge: no table"),
+        ({}, blind("page-table", silent=("since step 3",)), "judges nothing since step 3"),
+        ({"found": crashed()}, ARMED[:1], "kv-allocator was not armed"),
+        ({"found": crashed(kind="cuda-error")}, ARMED[:2], "page-table was not armed"),
+        ({"found": crashed(kind="other-rank")}, ARMED, "outside of this scheduler"),
+        ({"found": crashed(kind="oom-killed")}, ARMED, "outside of this scheduler"),
+        ({"found": finding(check="rank-divergence", kind="ranks-differ")}, ARMED, "several ranks"),
+        ({"faults": ("token-oob #1",)}, ARMED, "a fault was injected there"),
+    ],
+)
+def test_nobody_is_innocent_where_nobody_looked(
+    there: dict[str, Any], here: tuple[TracerStatus, ...], why: str
+) -> None:
+    record_there = record(**{"found": finding(), **there})
+    last = dataclasses.replace(record_there, tracers=here)
+    verdict = told(record_there, tape_of(taped()), last=last)
+    assert (verdict.code, verdict.text) == (NOTHING, "cannot be told: nothing was found here")
+    assert why in " ".join(verdict.more)
+    assert "innocent" not in " ".join(verdict.more)
+
+
+def test_who_calls_the_host_innocent_of_a_crash_has_looked_at_pages() -> None:
+    verdict = told(record(crashed()), tape_of(taped()))
+    assert (verdict.code, verdict.text) == (OTHERWISE, "not reproduced, states equal")
+
+
+def test_innocence_names_what_ran_there_and_not_here() -> None:
+    there = having(
+        arguments={"decode_attention_backend": "fa3", "attention_backend": "triton", "tp_size": 4},
+        defaults={"disable_cuda_graph": False, "device": "cuda"},
+    )
+    made = started(there)
+    names = "the attention backend fa3, CUDA graphs, 4 tensor-parallel ranks"
+    assert ", ".join(made.elsewhere) == names
+    assert "CUDA graphs were on, and nothing is captured here" in made.notes
+    verdict = told(there, tape_of(taped()), elsewhere=made.elsewhere)
+    assert f"Look also at what ran there and not here: {names}." in verdict.more
+    plain = started(having(defaults={"disable_cuda_graph": False, "device": "cpu"}))
+    assert plain.elsewhere == ()
 
 
 @pytest.mark.parametrize("kind", ["hang", "starved"])
@@ -180,6 +248,29 @@ def test_pages_that_differ_behind_the_last_digest_are_seen_in_the_events() -> No
     events[-3] = dataclasses.replace(events[-3], pages=(5,))
     verdict = told(THERE, tape_of(taped()), last=record(finding(), allocator=tuple(events)))
     assert verdict.text == f"states differ from step {STEPS - 2} of {STEPS} on"
+
+
+@pytest.mark.parametrize("gone", [STEPS - 1, STEPS - 3])
+def test_events_that_one_of_them_lacks_are_seen_up_to_the_last_step(gone: int) -> None:
+    """From this step on the replay's allocators did nothing more."""
+    events = tuple(e for e in THERE.allocator if e.step < gone)
+    verdict = told(THERE, tape_of(taped()), last=record(finding(), allocator=events))
+    assert verdict.text == f"states differ from step {gone} of {STEPS} on"
+    later = told(record(finding(), allocator=events), tape_of(taped()), last=THERE)
+    assert later.text == f"states differ from step {gone} of {STEPS} on"
+
+
+@pytest.mark.parametrize(("first", "known"), [(63, True), (64, False)])
+def test_no_page_is_known_between_the_last_digest_and_the_first_event(
+    first: int, known: bool
+) -> None:
+    """The oldest step of the events may not have all of them, and the last digest is of step 64."""
+    events = tuple(e for e in THERE.allocator if e.step >= first)
+    verdict = told(record(finding(), allocator=events), tape_of(taped()))
+    assert verdict.code == (OTHERWISE if known else NOTHING)
+    if not known:
+        assert "known up to step 64 only" in verdict.more[1]
+        assert f"events of the allocators from step {first + 1} on" in verdict.more[1]
 
 
 def test_lengths_and_rows_that_differ_are_seen() -> None:
@@ -258,13 +349,31 @@ def test_a_death_without_a_finding_is_not_nothing() -> None:
 
 def test_a_crash_is_explained_by_what_a_tracer_finds() -> None:
     crash = finding(check="flight-recorder", kind="exception", got="RuntimeError in a.py:1 b")
-    verdict = told(record(crash), tape_of(taped()), THERE)
-    assert verdict.code == REPRODUCED
-    assert verdict.text.startswith(f"explained: in step {STEPS}, g4debug: page-table")
+    for step in (STEPS, STEPS - BEHIND):
+        verdict = told(record(crash), tape_of(taped()), record(finding(step)))
+        assert verdict.code == REPRODUCED
+        assert verdict.text.startswith(f"explained: in step {step}, g4debug: page-table")
     again = told(record(crash), tape_of(taped()), record(crash))
     assert again.text.startswith("reproduced")
     other = dataclasses.replace(crash, got="ValueError in a.py:1 b")
     assert told(record(crash), tape_of(taped()), record(other)).code == OTHERWISE
+
+
+@pytest.mark.parametrize(
+    ("kind", "step"),
+    [("exception", 3), ("exception", STEPS - BEHIND - 1), ("hang", STEPS), ("killed", STEPS)],
+)
+def test_what_is_found_long_before_or_explains_no_exception_is_not_the_cause(
+    kind: str, step: int
+) -> None:
+    there = record(crashed(kind=kind, headline="g4debug: it ended"))
+    verdict = told(there, tape_of(taped()), record(finding(step)))
+    assert verdict.code == OTHERWISE
+    assert verdict.text == f"found here, in step {step}: g4debug: page-table: page 9"
+    assert f"There, in step {STEPS}: g4debug: it ended" in verdict.more
+    assert "Whether the finding here is the cause of what came there was not tested." in (
+        verdict.more
+    )
 
 
 def test_a_tape_from_the_middle_has_no_states() -> None:

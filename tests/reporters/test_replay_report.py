@@ -65,12 +65,16 @@ def test_a_result_without_a_replay() -> None:
 
 
 def test_what_is_left_of_a_search_without_time() -> None:
-    shrunk = dataclasses.replace(RESULT.shrunk, whole=False)
+    why = "there was no time to try all"
+    shrunk = dataclasses.replace(RESULT.shrunk, whole=False, why=why)
     got = text(lambda c: replay.render(dataclasses.replace(RESULT, shrunk=shrunk), c), 120)
-    assert "there was no time to try all" in got
+    assert f"(31 tries, 24 s; {why})" in got
     none = Shrunk(148, 1, 3.0, True, "", ())
     got = text(lambda c: replay.render(dataclasses.replace(RESULT, shrunk=none), c), 120)
     assert "did not come a second time" in got
+    gone = dataclasses.replace(none, whole=False, why="its process has ended; its log is empty")
+    got = text(lambda c: replay.render(dataclasses.replace(RESULT, shrunk=gone), c), 120)
+    assert "shrinking: its process has ended; its log is empty (1 tries, 3 s)" in got
 
 
 def test_why_there_is_no_script() -> None:

@@ -15,12 +15,18 @@ from typing import Any
 
 import torch
 
+from g4debug.findings import tape
+
 EVERY = 64  # steps; and before, in steps 1, 2, 4, 8, 16 and 32
 _ODD = 0x1E3779B97F4A7C15  # any odd number: its multiples take long to repeat
+MIXED_SINCE = 3  # the tape's format
 
 
 class PageDigests:
-    def __init__(self) -> None:
+    """format: of the tape. A replay makes the digests of the tape that it is given."""
+
+    def __init__(self, format: int = tape.FORMAT) -> None:
+        self._mixes = format >= MIXED_SINCE
         self._weights = torch.empty(0, dtype=torch.int64)
         self._pending: tuple[int, torch.Tensor, Any] | None = None
         self._host: torch.Tensor | None = None  # int64 [1], pinned
@@ -62,8 +68,21 @@ class PageDigests:
         count = len(tensor)
         if len(self._weights) < count or self._weights.device != tensor.device:
             numbers = torch.arange(max(count, 1), dtype=torch.int64, device=tensor.device)
-            self._weights = (numbers + 1) * _ODD | 1
+            # The older weights grow evenly from place to place. So two lists whose pages changed
+            # places alike had the same digest, wherever in the list that was.
+            self._weights = _mix(numbers + 1) if self._mixes else (numbers + 1) * _ODD | 1
         return self._weights[:count]
+
+
+def _mix(numbers: torch.Tensor) -> torch.Tensor:
+    """As ``tape.mix``, on the device. torch has no operators for uint64, and it shifts signs in."""
+
+    def shifted(by: int) -> torch.Tensor:
+        return (numbers >> by) & (1 << 64 - by) - 1
+
+    for by, factor in tape.MIXED:
+        numbers = (numbers ^ shifted(by)) * (factor - (1 << 64))
+    return numbers ^ shifted(tape.LAST_SHIFT)
 
 
 def lists(allocator: Any) -> list[torch.Tensor]:

@@ -6,6 +6,7 @@ tokens are hashed once when it arrives and once when it ends.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import secrets
 import struct
@@ -25,11 +26,13 @@ from g4debug.findings.tape_record import pack
 from g4debug.hooking.arguments import argument
 from g4debug.hooking.resolved import dp_attention, server_argument
 from g4debug.tracers.base import Context
+from g4debug.tracers.flight_recorder import work
 from g4debug.tracers.flight_recorder.page_digests import EVERY, PageDigests
 
 LOST = "it cannot carry this"
 LASTS = -1  # of a limit, in place of a step
 REMEMBERED = 256  # requests that have ended, and may still be in a result on its way
+MANY = 64  # requests more than SGLang has: then those are looked for that it has no more
 
 # Settings by which the scheduler decides, beside the requests; SGLang's names. Read at start.
 SCHEDULER = (
@@ -100,11 +103,15 @@ ARGUMENTS = {
 
 @dataclass
 class Live:
-    """A request that has not ended."""
+    """A request that has not ended. prompt: its tokens. rest: those that are not hashed yet.
+
+    Not the whole prompt: SGLang lets go of some requests without a word, see ``_forget``.
+    """
 
     id: int
     chain: tape.Chain
-    prompt: Any  # its tokens
+    prompt: int
+    rest: list[int]
 
 
 class Rounds:
@@ -137,6 +144,7 @@ class Taping:
         self.ring = tape.Ring(context.settings.tape << 20)
         self.key = secrets.token_bytes(32)
         self.rounds = Rounds()
+        self.format = tape.FORMAT
         self.digests = PageDigests()
         self.scheduler: Any = None
         self.facts: dict[str, Plain] = {}
@@ -147,9 +155,14 @@ class Taping:
         self._told: set[str] = set()  # a server may do the same again and again
         self.live: dict[str, Live] = {}
         self.ended: dict[str, int] = {}
+        self._missed: set[str] = set()  # live requests that SGLang did not have at the last look
+        self._looked = -1  # the round of that look
+        self._many = MANY  # so many live requests are a reason to look
+        self._room = 0  # bytes of the last chunk that are a reason to trim
         self.page = 1
         self.on = self.speculates = self.flushed = False
         self.steps = self.requests = self.checksum = 0
+        self._before = 0  # of a replay: the steps of the server before its tape
         self._asked = 0  # the requests before this round
         self._round = 0  # of the last event that has one
         self._rows: list[Any] = []
@@ -222,6 +235,7 @@ class Taping:
     def _trim(self) -> None:
         """Drop the chunks that have no room any more, and the limits that were only in them."""
         self.ring.trim(self.steps)
+        self._room = len(self.ring.now) + self.ring.part
         first = self.ring.first
         if any(LASTS < at < first for at in self.limits.values()):
             self._lift(first, "the part of it that had this is gone")
@@ -249,6 +263,7 @@ class Taping:
 
     def _start(self, why: Why) -> None:
         scheduler = self.scheduler
+        self._forget()
         self._rows = []
         self._round = self.rounds.count
         rest = tape.start(
@@ -268,10 +283,16 @@ class Taping:
         self._go_on_limits()
         self._trim()
 
-    def go_on(self, begins: tape.Start) -> None:
-        """Start a tape without a limit that begins like the replayed one: for a replay."""
+    def go_on(self, begins: tape.Start, format: int, compared: bool = True) -> None:
+        """Start a tape without a limit that begins like the replayed one: for a replay.
+
+        Its steps count from 0, as all of a replay's dump does. format: of that tape. compared: make
+        digests in the steps in which that tape has some.
+        """
+        self.format, self.digests = format, PageDigests(format)
         self.ring = tape.Ring(1 << 40, settled=1 << 40)
-        self.steps, self.checksum = begins.steps, begins.checksum
+        self.steps, self.checksum = 0, begins.checksum
+        self._before = begins.steps if compared else 0
         self._start(begins.why)
 
     def idle(self, *args: Any, **kwargs: Any) -> None:
@@ -292,6 +313,8 @@ class Taping:
             unused = all(size == free for _, size, free in pool_sizes(scheduler))
             if scheduler.is_fully_idle() and unused:
                 self._start(Why.FLUSH)
+        if messages and self.on and len(self.ring.now) > self._room:
+            self._make_room()  # also where no step comes: a server that hangs is still asked
         self.rounds.begin(bool(messages))
         if messages and self.on:
             self._asked = self.requests
@@ -317,16 +340,40 @@ class Taping:
         self.checksum = zlib.crc32(array("q", known), self.checksum)
         self.steps += 1
         self.ring.now += b"\x08" + struct.pack("<H", self.checksum & 0xFFFF)
-        if self.steps % EVERY == 0 or self.steps & (self.steps - 1) == 0:
+        step = self.steps + self._before
+        if step % EVERY == 0 or step & (step - 1) == 0:
             self._every()
 
     def _every(self) -> None:
         self._take_digest()
         self.digests.look(self.scheduler.token_to_kv_pool_allocator, self.steps)
+        if len(self.live) > self._many:
+            self._forget()
+        self._make_room()
+
+    def _make_room(self) -> None:
         if len(self.ring.now) > 4 * self.ring.part:
             self._start(Why.BUSY)
         else:
             self._trim()
+
+    def _forget(self) -> None:
+        """Let go of requests that SGLang has let go of: it refuses some when they come, and takes
+        others out of its queue, and calls no function of ours.
+
+        Only of those that it lacked in an earlier round, too: one may be on its way between two of
+        its lists.
+        """
+        if self._looked == self.rounds.count:
+            return
+        self._looked = self.rounds.count
+        here = {request.rid for request, _ in work.held(self.scheduler)}
+        gone = [rid for rid in self.live if rid not in here]
+        for rid in gone:
+            if rid in self._missed:
+                self._end(rid, (), How.ABORT)
+        self._missed = {rid for rid in gone if rid in self.live}
+        self._many = len(self.live) + len(here) + MANY
 
     def _take_digest(self) -> None:
         taken = self.digests.take()
@@ -387,14 +434,16 @@ class Taping:
         params = message.sampling_params
         for fields, holder in ((FIELDS, message), (SAMPLING, params)):
             for name, what in fields.items():
-                if getattr(holder, name, None) not in (None, 1, False):
+                value = getattr(holder, name, None)
+                # One beam is none. Some are tensors, which do not compare to one truth.
+                if value is not None and not (isinstance(value, int) and value in (0, 1)):
                     self.limit(what)
         tokens = message.input_ids
         salt = getattr(message, "extra_key", None), getattr(message, "cache_salt", None)
         chain = tape.Chain(self.key, self.page, self.speculates, repr(salt) if any(salt) else "")
         hashes = chain.feed(tokens)
         self.requests += 1
-        self.live[message.rid] = Live(self.requests, chain, tokens)
+        self.live[message.rid] = Live(self.requests, chain, len(tokens), list(tokens[chain.done :]))
         options = (
             tape.IGNORES_EOS * bool(params.ignore_eos)
             | tape.LOGPROBS * bool(message.return_logprob)
@@ -436,13 +485,16 @@ class Taping:
         limits = self.limits.copy()  # before and after: they may end in between, or begin
         live = self.live.copy()
         running = {r.rid: r for r in unfinished(self.scheduler)}
+        chunks = self.ring.chunks()
         closing = []
         for rid, one in live.items():
+            if rid not in self.live:  # it has just ended, and nothing ends twice on a tape
+                continue
             req = running.get(rid)
-            copy = Live(one.id, one.chain.copy(), one.prompt)
+            copy = dataclasses.replace(one, chain=one.chain.copy())
             closing.append(ending(copy, () if req is None else outputs(req), How.RUNNING))
         return pack(
-            self.ring.chunks(),
+            chunks,
             b"".join(closing),
             self.page,
             self.speculates,
@@ -452,6 +504,7 @@ class Taping:
             limits | self.limits,
             self.variables,
             self.ended_limits,
+            self.format,
         )
 
 
@@ -462,9 +515,8 @@ def open_sessions(scheduler: Any) -> bool:
 
 def ending(live: Live, output: Any, how: How) -> bytes:
     """The ``END`` of a request."""
-    done, prompt = live.chain.done, len(live.prompt)
-    hashes = live.chain.feed([*live.prompt[done:], *output], prompt)
-    return tape.end(live.id, len(output), how, prompt) + hashes
+    hashes = live.chain.feed([*live.rest, *output], live.prompt)
+    return tape.end(live.id, len(output), how, live.prompt) + hashes
 
 
 def outputs(req: Any) -> Any:

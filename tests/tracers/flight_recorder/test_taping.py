@@ -16,7 +16,7 @@ from g4debug.findings.tape_record import data, shortened
 from g4debug.settings import Settings
 from g4debug.tracers.base import Context
 from g4debug.tracers.flight_recorder.page_digests import EVERY
-from g4debug.tracers.flight_recorder.taping import POLICY, STATES, Taping
+from g4debug.tracers.flight_recorder.taping import MANY, POLICY, STATES, Taping
 
 PAGE = 16
 
@@ -291,17 +291,58 @@ def test_the_checksum_and_the_digests_tell_states_apart() -> None:
     assert all(x != y for x, y in zip(plain.checksums[70:80], free.checksums[70:80], strict=True))
 
 
+def test_a_replay_makes_the_digests_of_the_tape_that_it_is_given() -> None:
+    def replayed(format: int) -> tuple[int, dict[int, int]]:
+        server = Server()
+        server.taping.go_on(server.read().begins, format)
+        for _ in range(EVERY):
+            server.step(DECODE, SimpleNamespace(rid="a"))
+        made = server.taping.tape()
+        assert made is not None
+        return made.format, server.read().pages
+
+    formats = [replayed(format) for format in (2, tape.FORMAT)]
+    assert [format for format, _ in formats] == [2, tape.FORMAT]
+    assert formats[0][1].keys() == formats[1][1].keys()
+    assert formats[0][1][EVERY] != formats[1][1][EVERY]
+
+
+@pytest.mark.parametrize("compared", [True, False])
+def test_the_tape_of_a_replay_counts_steps_from_its_beginning(compared: bool) -> None:
+    """As the findings of its dumps do. To compare, it has digests where the server's tape has."""
+    server = Server()
+    for _ in range(50):
+        server.step(DECODE, SimpleNamespace(rid="a"))
+    server.taping._start(Why.FLUSH)
+    server.taping.ring.forget()
+    for _ in range(EVERY):
+        server.step(DECODE, SimpleNamespace(rid="a"))
+    recorded = server.read()
+    assert (recorded.begins.steps, [*recorded.pages]) == (50, [14])
+    server = Server()
+    server.taping.go_on(recorded.begins, tape.FORMAT, compared)
+    for _ in range(EVERY):
+        server.step(DECODE, SimpleNamespace(rid="a"))
+    made, replayed = server.taping.tape(), server.read()
+    assert (made.begins, made.first, made.steps) == ("flush", 0, EVERY)
+    assert replayed.checksums == recorded.checksums
+    assert [*replayed.pages] == ([14] if compared else [1, 2, 4, 8, 16, 32, 64])
+    assert not compared or replayed.pages == recorded.pages
+
+
 @pytest.mark.parametrize(
     ("message", "what"),
     [
         (asked("a", [1], lora_id="x"), "LoRA"),
         (asked("a", [1], mm_inputs=object()), "images"),
+        (asked("a", [1], positional_embed_overrides=torch.zeros(2, 3)), "embeddings at positions"),
         (LoadSomething(), "the message LoadSomething"),
     ],
 )
 def test_what_cannot_be_on_a_tape_is_said(message: Any, what: str) -> None:
     server = Server()
     server.round(asked("b", [1]))
+    server.round(asked("c", [1], lora_id=None, session_id=False))
     assert server.taping.tape().limits == ()
     server.round(message)
     (limit,) = server.taping.tape().limits
@@ -381,6 +422,10 @@ def test_a_limit_goes_with_the_part_of_the_tape_that_caused_it(
     if not runs:
         server.taping.released(ended("a", [2]))
         server.taping.released(ended("b", [2]))
+    else:
+        server.scheduler.running_batch.reqs = [
+            SimpleNamespace(rid=rid, output_ids=[]) for rid in "ab"
+        ]
     for n in range(60):
         server.round(asked(f"c{n}", [1] * 400))
         server.step(EXTEND, SimpleNamespace(rid=f"c{n}"))
@@ -506,6 +551,79 @@ def test_its_memory_is_bounded() -> None:
     read = server.read()
     assert 500 < len(read.requests) < 6000
     assert read.requests[6000].output == 2
+
+
+def test_requests_that_sglang_lets_go_of_without_a_word_are_forgotten() -> None:
+    """A server that is never idle: one request runs, others wait, are aborted or refused."""
+    server = Server(tape=1)
+    runs = SimpleNamespace(rid="runs", output_ids=[1, 2, 3])
+    server.scheduler.running_batch.reqs = [runs]
+    server.idle = False
+    server.round(asked("lora", [1], lora_id="x"), abort("lora"))
+    server.round(asked("runs", [7] * 40))
+    for n in range(3000):
+        waits = SimpleNamespace(rid=f"r{n}", output_ids=[])
+        server.scheduler.waiting_queue = [waits]
+        server.round(asked(waits.rid, [n] * 2000))
+        server.step(DECODE, runs, accepted=(1,))
+        server.round(abort(waits.rid))
+    live = server.taping.live
+    assert len(live) < 4 * MANY
+    assert max(len(one.rest) for one in live.values()) < PAGE
+    made, read = server.taping.tape(), server.read()
+    assert made.size < 5 << 18
+    assert made.limits == ()  # its cause is gone, and so is the part of the tape that had it
+    assert {"runs", "r2999"} <= live.keys()
+    assert read.requests[3002].how is How.RUNNING
+    assert {one.how for one in read.requests.values()} == {How.RUNNING, How.ABORT}
+    server.taping.released(ended("runs", [1, 2, 3]))
+    assert "runs" not in live
+
+
+def test_a_request_on_its_way_between_two_lists_is_not_forgotten() -> None:
+    """It is in none of them for a moment."""
+    server = Server()
+    server.idle = False
+    server.round(asked("a", [1] * 40))
+    server.taping._start(Why.BUSY)
+    server.taping._start(Why.BUSY)  # in the same round
+    assert "a" in server.taping.live
+    server.scheduler.running_batch.reqs = [SimpleNamespace(rid="a", output_ids=[])]
+    server.round(asked("b", [1]))
+    server.taping._start(Why.BUSY)
+    server.scheduler.running_batch.reqs = []
+    server.round(asked("c", [1]))
+    server.taping._start(Why.BUSY)
+    assert "a" in server.taping.live
+
+
+def test_its_memory_is_bounded_where_no_step_comes() -> None:
+    """A server that hangs is asked on and on."""
+    server = Server(tape=1)
+    server.idle = False
+    for n in range(9000):
+        server.round(asked(f"r{n}", [n] * 600))
+    assert sum(map(len, server.taping.ring.chunks())) < 5 << 18
+    server.step(EXTEND)
+    assert server.read().steps == 1
+
+
+def test_a_request_that_ends_while_another_thread_asks_ends_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = Server()
+    server.round(asked("a", [1] * 40), asked("b", [1]))
+    chunks = server.taping.ring.chunks
+
+    def in_between() -> list[bytes]:
+        server.taping.released(ended("a", [1, 2, 3]))
+        return chunks()
+
+    monkeypatch.setattr(server.taping.ring, "chunks", in_between)
+    made = server.taping.tape()
+    assert made is not None
+    one, two = tape.read(data(made), made.page, made.firsts).requests.values()
+    assert (one.how, one.output, two.how) == (How.LENGTH, 3, How.RUNNING)
 
 
 def test_variables_that_decide_are_on_it_or_limit_it(monkeypatch: pytest.MonkeyPatch) -> None:
