@@ -79,6 +79,7 @@ def run(args: argparse.Namespace) -> int:
 
 def looked_up(args: argparse.Namespace) -> tuple[Verdict, str]:
     """The verdict on what was asked for, and a note for the user. Raises CliError."""
+    from g4debug.hooking import targets
     from g4debug.triage import reading, verdict
     from g4debug.triage.entry import entries
 
@@ -87,15 +88,16 @@ def looked_up(args: argparse.Namespace) -> tuple[Verdict, str]:
         if int(what) not in entries():
             raise CliError(f"there is no entry {what}; expected 1 to {max(entries())}, or a log")
         return environment(verdict.of_entry(int(what)), (), args.dumps), ""
-    note = ""
+    note, installed = "", str(targets.sglang_version() or "")
     if what == "-" or _is_file(what):
-        found = read_log(what)
+        found = read_log(what, installed)
     elif os.sep in what and " " not in what:
         raise CliError(
             f"{what}: no such file; expected a log, an entry's number, or a line of a log"
         )
     else:
-        found = reading.of((line.encode("utf-8", "replace") for line in what.splitlines()), True)
+        lines = (line.encode("utf-8", "replace") for line in what.splitlines())
+        found = reading.of(lines, single=True, installed=installed)
         note = "there is no file of that name, so it was looked up as a line of a log"
     return environment(verdict.of(found), found.chosen.dumps, args.dumps), note
 
@@ -135,17 +137,17 @@ def _is_file(what: str) -> bool:
         return False
 
 
-def read_log(what: str) -> Reading:
+def read_log(what: str, installed: str = "") -> Reading:
     """Read a file, or standard input for '-'. Raises CliError if that cannot be done."""
     from g4debug.triage import reading
 
     if what == "-":
         if sys.stdin is None or sys.stdin.isatty():
             raise CliError("expected a log: g4debug triage LOG, or pipe one in; try --help")
-        return reading.read(sys.stdin.buffer)
+        return reading.read(sys.stdin.buffer, installed)
     try:
         with Path(what).open("rb") as file:
-            return reading.read(file)
+            return reading.read(file, installed)
     except OSError as e:
         raise CliError(f"cannot read {what}: {e.strerror or e}") from e
 
@@ -168,10 +170,8 @@ def environment(found: Verdict, named: tuple[str, ...] | list[str], given: Path 
             raise CliError(f"{given}: cannot be read: {getattr(e, 'strerror', None) or e}") from e
         dumps, cores = (), ()  # there is no folder until a server writes its first dump
     command = found.next_command
-    if dumps and not command.startswith("g4debug show") and found.state in ("entry", "unknown"):
-        from g4debug.dumps.heads import quoted
-
-        command = f"g4debug show {quoted(dumps[0].path)}"
+    if dumps and not named and found.state in ("entry", "unknown"):
+        command = verdict.typed(verdict.show(dumps[0].path))
     return replace(found, fixes=fixes, dumps=dumps, cores=cores, next_command=command)
 
 

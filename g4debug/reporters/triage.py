@@ -8,6 +8,7 @@ from typing import IO, Any
 from rich.console import Console
 from rich.text import Text
 
+from g4debug.dumps import calling
 from g4debug.findings.names import clean
 from g4debug.reporters import json
 from g4debug.reporters.text import hang
@@ -47,6 +48,11 @@ def render(found: Verdict, console: Console) -> None:
         line, text = found.error
         said = f"speak of errors in a form that triage does not know; the first is line {line}:"
         _said(console, "But", f"{found.errors:,} of its lines {said} {text[:LONGEST]}")
+    for mark in found.survived[:3]:
+        said = f"line {mark.line} says so, and the server served on (line {found.served}):"
+        _said(console, "Survived", f"{said} {mark.text[:LONGEST]}")
+    if len(found.survived) > 3:
+        _said(console, "Survived", f"and {len(found.survived) - 3} more such lines")
     for fix in found.fixes:
         style = STATES.get(fix.state, "dim")
         hang(console, Text(f"{clean(fix.state)}: {clean(fix.why)}", style), f"  fix {fix.id}  ", 6)
@@ -55,9 +61,11 @@ def render(found: Verdict, console: Console) -> None:
     if len(found.dumps) > 3:
         _said(console, "Dump", f"and {len(found.dumps) - 3} more of that time: g4debug list")
     for core in found.cores[:3]:
-        _said(console, "Core", f"{core}; g4debug autopsy {core}")
+        _said(console, "Core", f"{core}; {calling.program()} autopsy {core}")
     for line, what in found.earlier:
         _said(console, "Earlier", f"a start at line {line} ended, too: {what[:80]}")
+    for line, what in found.later:
+        _said(console, "Later", f"another start at line {line}: {what}")
     if found.next_command:
         console.print(Text(f"NEXT  {clean(found.next_command)}", "bold cyan"), soft_wrap=True)
 
@@ -102,7 +110,10 @@ def _entry(entry: Entry, console: Console) -> None:
         ("Releases", entry.releases),
     ):
         prose, *blocks = re.split(r"```\n?", said)
-        _said(console, name, prose or "type")
+        if prose.strip():
+            _said(console, name, prose)
+        else:
+            console.print(Text(f"{name}:", "bold"))
         for i, block in enumerate(blocks):
             if i % 2:
                 _said(console, "", block)
@@ -151,6 +162,9 @@ def render_json(found: Verdict, stream: IO[str]) -> None:
         },
         "launch_begins": found.begins,
         "earlier": [{"line": line, "what": what} for line, what in found.earlier],
+        "later": [{"line": line, "what": what} for line, what in found.later],
+        "survived": [{"line": mark.line, "text": mark.text} for mark in found.survived],
+        "served_until": found.served or None,
         "fixes": [{"id": f.id, "state": f.state, "why": f.why} for f in found.fixes],
         "dumps": [str(d.path) for d in found.dumps],
         "cores": [str(path) for path in found.cores],

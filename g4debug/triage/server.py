@@ -29,7 +29,8 @@ class Server:
     """release: '' if the log does not say it. arguments: those that triage uses, by a short name.
 
     armed: g4debug's tracers by its line at start, '' if it was not there. fixes: those in force
-    by the same line. dumps: the folder of that line. drill: faults were injected.
+    by the same line. dumps: the folder of that line. drill: faults were injected. installed: the
+    release on this machine, which is taken for the server's where the log does not say it.
     """
 
     release: str = ""
@@ -38,11 +39,17 @@ class Server:
     fixes: tuple[str, ...] = ()
     dumps: str = ""
     drill: bool = False
+    installed: str = ""
     flags: set[str] = field(default_factory=set)
 
     @property
     def started(self) -> bool:
         return bool(self.arguments)
+
+    @property
+    def known(self) -> str:
+        """The release that is taken for the server's, '' if there is none."""
+        return self.release or self.installed
 
     def words(self) -> set[str]:
         """The facts that a pattern may ask for."""
@@ -58,10 +65,10 @@ class Server:
             found.add("mtp")
         if int(said.get("tp", "1")) > 1:
             found.add("tp")
-        numbers = tuple(int(n) for n in re.findall(r"\d+", self.release)[:3])
-        if not self.release or re.search(r"dev|\+g", self.release):
+        numbers = tuple(int(n) for n in re.findall(r"\d+", self.known)[:3])
+        if re.search(r"dev|\+g", self.known):
             found |= {"may have entry 1", "may have entry 22"}
-        elif numbers < HAD_22:
+        elif self.known and numbers < HAD_22:
             found.add("may have entry 22")
         return found
 

@@ -131,3 +131,54 @@ def test_hostile_text_does_not_steer_the_terminal(tmp_path: Path, capsys) -> Non
     assert cli.main(["triage", log(tmp_path, text)]) == 0
     out = capsys.readouterr().out
     assert all(c.isprintable() or c == "\n" for c in out)
+
+
+DIED = "[2026-09-14 03:22:11] Scheduler hit an exception: Traceback (most recent call last):\n"
+CUDA = "torch.AcceleratorError: CUDA error: an illegal memory access was encountered\n"
+KILLED = "[2026-09-14 03:22:15] Subprocess scheduler_0 (pid=4410) crashed with exit code -9.\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "command"), [(DIED + CUDA, "SGLANG_TRTLLM_MHA_DEBUG=1"), (KILLED, "dmesg -T")]
+)
+def test_without_g4debug_in_the_server_there_is_no_dump_to_open(text, command, tmp_path, capsys):
+    assert cli.main(["triage", log(tmp_path, text), "--json"]) == 0
+    assert as_json(capsys)["next"].startswith(command)
+    armed = "g4debug 1.0 [scheduler] armed: page-table (raise); fixes: none; dumps: /tmp/none\n"
+    assert cli.main(["triage", log(tmp_path, armed + KILLED), "--json"]) == 0
+    assert as_json(capsys)["next"].endswith("g4debug list")
+
+
+def test_the_next_command_is_one_that_a_shell_finds(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr("g4debug.dumps.calling.program", lambda: "/opt/venv/bin/g4debug")
+    cli.main(["triage", "26"])
+    assert capsys.readouterr().out.rstrip().endswith("NEXT  /opt/venv/bin/g4debug list")
+    dump = f"{DIED}{CUDA}  dump:     /tmp/x.pt\n"
+    cli.main(["triage", log(tmp_path, dump), "--json"])
+    assert as_json(capsys)["next"] == "/opt/venv/bin/g4debug show /tmp/x.pt"
+
+
+def test_show_and_triage_name_the_same_entry(tmp_path, capsys) -> None:
+    """Who freed the page decides it, in a recorded dump and in the line of the log."""
+    dump = Path(__file__).parents[1] / "replay" / "locked-prefix-0.5.12.post1.pt"
+    assert cli.main(["show", str(dump)]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "More: g4debug triage 9 " in out
+    assert "TRIAGE.md, 'Wrong answers under load with a shared prefix'" in out
+    line = heads.read(dump).headline
+    assert cli.main(["triage", line, "--json"]) == 0
+    assert as_json(capsys)["entry"] == 9
+
+
+def test_what_the_server_survived_and_what_came_later(tmp_path, capsys) -> None:
+    start = "[2026-09-14 03:22:01] server_args=ServerArgs(model_path='acme/oak', tp_size=2)\n"
+    up = "[2026-09-14 03:23:01] The server is fired up and ready to roll!\n"
+    oom = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+    assert cli.main(["triage", log(tmp_path, start + oom + up)]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "NOTHING" in out
+    assert "line 2 says so, and the server served on (line 3): torch.OutOfMemoryError" in out
+    assert cli.main(["triage", log(tmp_path, start + DIED + CUDA + start + up)]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "Later another start at line 4: it serves in line 5" in out
+    assert "Run this type" not in out
