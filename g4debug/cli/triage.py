@@ -1,7 +1,8 @@
 """Find the first cause in a server's log, and print the entry that explains it.
 
 WHAT is a log (- or nothing: standard input, so kubectl logs POD | g4debug triage
-works), the number of an entry, or a line of a log. A log is read as a stream, of
+works), the number of an entry, or words of a log: a line, a piece of one, or a
+finding. A log is read as a stream, of
 any size. What counts is what happened first on the rank that failed first, not
 the last error. The entry is printed with the facts of this log, the state of its
 fixes, the dumps and CUDA core dumps of that time, and the next command.
@@ -12,13 +13,15 @@ time. It says what it will write, and asks first. Lines with requests, secrets o
 the launch command and the tape are left out.
 
 The exit code is 0 if an entry was found, or the cause is known and not g4debug's
-matter, or nothing in the log ends a server; 1 if what ended it is not known.
+matter, or nothing in the log ends a server; 1 if what ended it is not known, or
+no entry has the words.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,6 +39,7 @@ HELP = "find the first cause in a server's log, and what to do about it"
 
 VARIABLE = "SGLANG_TRTLLM_MHA_DEBUG_DIR"
 UNKNOWN = 1
+_FILE = re.compile(r"\.[a-z0-9]{1,4}$")  # how a file's name ends, and no word of a log
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,13 +78,14 @@ def run(args: argparse.Namespace) -> int:
             triage.render(found, console_for(args))
     if args.bundle is not None:
         bundled(found, args)
-    return UNKNOWN if found.state == "unknown" else 0
+    missing = found.asked and found.state == "nothing"
+    return UNKNOWN if found.state == "unknown" or missing else 0
 
 
 def looked_up(args: argparse.Namespace) -> tuple[Verdict, str]:
     """The verdict on what was asked for, and a note for the user. Raises CliError."""
     from g4debug.hooking import targets
-    from g4debug.triage import reading, verdict
+    from g4debug.triage import lookup, reading, verdict
     from g4debug.triage.entry import entries
 
     what = args.what
@@ -91,14 +96,16 @@ def looked_up(args: argparse.Namespace) -> tuple[Verdict, str]:
     note, installed = "", str(targets.sglang_version() or "")
     if what == "-" or _is_file(what):
         found = read_log(what, installed)
-    elif os.sep in what and " " not in what:
+    elif " " not in what and (os.sep in what or _FILE.search(what)):
         raise CliError(
             f"{what}: no such file; expected a log, an entry's number, or a line of a log"
         )
     else:
         lines = (line.encode("utf-8", "replace") for line in what.splitlines())
         found = reading.of(lines, single=True, installed=installed)
-        note = "there is no file of that name, so it was looked up as a line of a log"
+        said = verdict.of_words(verdict.of(found), lookup.look_up(what))
+        note = "there is no file of that name, so it was looked up as words of a log"
+        return environment(said, (), args.dumps), note
     return environment(verdict.of(found), found.chosen.dumps, args.dumps), note
 
 

@@ -12,7 +12,8 @@ from g4debug.dumps import calling
 from g4debug.findings.names import clean
 from g4debug.reporters import json
 from g4debug.reporters.text import hang
-from g4debug.triage.entry import Entry
+from g4debug.triage.entry import Entry, entries
+from g4debug.triage.lookup import Hit
 from g4debug.triage.patterns import Stage
 from g4debug.triage.verdict import Verdict
 
@@ -27,6 +28,10 @@ NOTHING = (
     "before the server did, give the whole log (kubectl logs --previous). If the server lives and "
     "serves nobody: g4debug triage 8. If answers are wrong: TRIAGE.md, 'Answers are wrong'."
 )
+WORDS = (
+    "No entry has these words. Give a shorter piece of the line, without numbers and names, or the "
+    "whole log: g4debug triage LOG finds the first cause in it."
+)
 STATES = {"in force": "green", "applies": "yellow", "off": "bold red"}
 
 
@@ -36,10 +41,16 @@ def render(found: Verdict, console: Console) -> None:
     if found.entry is not None:
         _entry(found.entry, console)
         if found.also:
-            said = ", ".join(f"g4debug triage {n}" for n in found.also)
+            said = ", ".join(f"{calling.program()} triage {n}" for n in found.also)
             _said(console, "See also", said)
     elif found.state == "elsewhere":
         _said(console, "It is", "known, and no matter of g4debug. " + found.advice, "bold")
+    elif found.state == "several":
+        _said(console, "SEVERAL", "entries have these words:", "bold")
+        for hit in found.hits:
+            _hit(hit, console)
+    elif found.asked and found.state == "nothing":
+        _said(console, "NOTHING", WORDS, "bold")
     elif found.state == "unknown":
         _said(console, "NOT KNOWN", COLLECT, "bold yellow")
     else:
@@ -70,8 +81,21 @@ def render(found: Verdict, console: Console) -> None:
         console.print(Text(f"NEXT  {clean(found.next_command)}", "bold cyan"), soft_wrap=True)
 
 
+def _hit(hit: Hit, console: Console) -> None:
+    """An entry that has the words, where they must stand, and how to see it."""
+    where = f"; only {hit.where}" if hit.where else ""
+    if not hit.entry:
+        _said(console, "", f"no matter of g4debug: {hit.text}{where}. {hit.advice}")
+        return
+    title = entries()[hit.entry].title
+    said = f"{hit.entry}. {title}: {hit.text}{where}" if hit.text != title else title
+    _said(console, "", f"{said}; {calling.program()} triage {hit.entry}")
+
+
 def _first(found: Verdict, console: Console) -> None:
     mark = found.first
+    if found.asked:
+        return
     if mark is None:
         if found.read:
             console.print(Text(f"{found.read:,} lines were read.", "dim"))
@@ -165,6 +189,10 @@ def render_json(found: Verdict, stream: IO[str]) -> None:
         "later": [{"line": line, "what": what} for line, what in found.later],
         "survived": [{"line": mark.line, "text": mark.text} for mark in found.survived],
         "served_until": found.served or None,
+        "words_in": [
+            {"entry": hit.entry or None, "text": hit.text, "where": hit.where or None}
+            for hit in found.hits
+        ],
         "fixes": [{"id": f.id, "state": f.state, "why": f.why} for f in found.fixes],
         "dumps": [str(d.path) for d in found.dumps],
         "cores": [str(path) for path in found.cores],

@@ -2,7 +2,8 @@
 
 A verdict is one of four: ``entry``; ``elsewhere`` (it is known, and g4debug has no part in it);
 ``unknown`` (something ended the server, and no entry explains it); ``nothing`` (nothing in it ends
-or slows a server).
+or slows a server). Of words that somebody looks up there are ``several`` (entries that have them),
+and ``nothing`` means that no entry has them.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from typing import Literal
 from g4debug.dumps import incidents
 from g4debug.dumps.incidents import Dump
 from g4debug.triage.entry import Entry, entries
+from g4debug.triage.lookup import Hit
 from g4debug.triage.patterns import Stage
 from g4debug.triage.reading import Launch, Mark, Reading
 from g4debug.triage.server import Server
 
-State = Literal["entry", "elsewhere", "unknown", "nothing"]
+State = Literal["entry", "elsewhere", "unknown", "nothing", "several"]
 NEAR = timedelta(minutes=5)  # so long before or after the error a dump belongs to it
 SHOWN = 5
 CORES = (".nvcudmp",)
@@ -42,7 +44,8 @@ class Verdict:
     """after: how many marks followed from the first one. earlier, later: the other launches.
 
     errors, error: as in ``reading.Reading``. survived: what the server said and served on behind,
-    where nothing ended it; served: the last line that says so.
+    where nothing ended it; served: the last line that says so. asked: it is about words that
+    somebody looked up, and about no log; hits: the entries that have them.
     """
 
     state: State
@@ -61,6 +64,8 @@ class Verdict:
     later: tuple[tuple[int, str], ...] = ()
     survived: tuple[Mark, ...] = ()
     served: int = 0
+    asked: bool = False
+    hits: tuple[Hit, ...] = ()
     fixes: tuple[FixSaid, ...] = ()
     dumps: tuple[Dump, ...] = ()
     cores: tuple[Path, ...] = ()
@@ -71,6 +76,19 @@ def of_entry(number: int) -> Verdict:
     """The verdict for an entry that somebody asks for. Raises KeyError if there is none."""
     found = entries()[number]
     return Verdict("entry", found, next_command=typed(next_of(found, ())))
+
+
+def of_words(line: Verdict, hits: tuple[Hit, ...]) -> Verdict:
+    """The verdict on words that somebody looks up. line: on the same as a line of a log."""
+    if line.first is not None:
+        also = dict.fromkeys((*line.also, *(hit.entry for hit in hits)))
+        own = line.entry.number if line.entry is not None else 0
+        return replace(line, asked=True, also=tuple(n for n in also if n not in (0, own)))
+    if len(hits) == 1 and not hits[0].where:
+        if hits[0].entry:
+            return replace(of_entry(hits[0].entry), asked=True)
+        return Verdict("elsewhere", advice=hits[0].advice, asked=True)
+    return Verdict("several" if hits else "nothing", asked=True, hits=hits)
 
 
 def of(reading: Reading) -> Verdict:

@@ -182,3 +182,59 @@ def test_what_the_server_survived_and_what_came_later(tmp_path, capsys) -> None:
     out = " ".join(capsys.readouterr().out.split())
     assert "Later another start at line 4: it serves in line 5" in out
     assert "Run this type" not in out
+
+
+@pytest.mark.parametrize(
+    ("words", "number"),
+    [
+        ("assert cd.lock_ref == 0", 25),
+        ("pool memory leak detected", 10),
+        ("POOL MEMORY LEAK detected! and more", 10),
+        ("watchdog timeout", 8),
+        ("Health check failed", 8),
+        ("exit code -9", 26),
+        ("locked-prefix", 9),
+    ],
+)
+def test_a_piece_of_a_line_leads_to_its_entry(words: str, number: int, capsys) -> None:
+    assert cli.main(["triage", words, "--json"]) == 0
+    found = as_json(capsys)
+    assert (found["state"], found["entry"]) == ("entry", number)
+
+
+def test_words_of_something_that_is_not_ours(capsys) -> None:
+    assert cli.main(["triage", "CUDA out of memory"]) == 0
+    assert "no matter of g4debug. The GPU's memory is full" in capsys.readouterr().out
+
+
+def test_several_entries_have_the_words(capsys) -> None:
+    assert cli.main(["triage", "page-table: use-after-free"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "17. The page table names a wrong page: page-table: use-after-free;" in out
+    assert "9. Wrong answers under load with a shared prefix" in out
+    assert "lines were read" not in out
+    assert cli.main(["triage", "AssertionError", "--json"]) == 0
+    found = as_json(capsys)
+    assert found["state"] == "several"
+    assert {hit["entry"] for hit in found["words_in"]} >= {14, 25}
+    assert len(found["words_in"]) <= 5
+
+
+def test_a_text_of_many_causes_says_where_it_must_stand(capsys) -> None:
+    assert cli.main(["triage", "IndexError: list index out of range"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "only in _get_key_buffer" in out
+    assert "You see" not in out
+
+
+def test_words_that_no_entry_has(capsys) -> None:
+    assert cli.main(["triage", "the quick brown fox"]) == 1
+    out = capsys.readouterr().out
+    assert "No entry has these words." in out
+    assert "whole log" in out
+
+
+def test_a_log_that_is_not_in_this_folder_is_no_word(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["triage", "server.log"]) == 2
+    assert "no such file" in capsys.readouterr().err
