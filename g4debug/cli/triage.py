@@ -8,9 +8,10 @@ the last error. The entry is printed with the facts of this log, the state of it
 fixes, the dumps and CUDA core dumps of that time, and the next command.
 
 Where no entry fits it says so. --bundle writes what a report of a bug needs into
-a tar file: versions, the heads of dumps, their autopsies, the log around the
-time. It says what it will write, and asks first. Lines with requests, secrets of
-the launch command and the tape are left out.
+a tar file: versions, the status of servers that run here, the heads of dumps,
+their autopsies, the log around the time. It says what it will write, and asks
+first. Lines with requests, secrets and the tape are left out. That is a sieve:
+look at the file before you send it.
 
 The exit code is 0 if an entry was found, or the cause is known and not g4debug's
 matter, or nothing in the log ends a server; 1 if what ended it is not known, or
@@ -20,16 +21,22 @@ no entry has the words.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
+import shutil
 import sys
+import tempfile
+import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from g4debug.cli import CliError, add_console_arguments, console_for, no_traceback, one_line
 from g4debug.settings import DEFAULT_DUMP_DIR
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from g4debug.reporters.fixes import Row
     from g4debug.triage.reading import Reading
     from g4debug.triage.verdict import FixSaid, Verdict
@@ -62,12 +69,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from g4debug.reporters import triage
-
     if args.bundle is None and (args.tape or args.yes):
         raise CliError("--tape and --yes belong to --bundle OUT.tar")
-    if args.bundle is not None and not _is_file(args.what):
-        raise CliError("--bundle needs a log that is a file, because it reads it a second time")
+    if args.bundle is not None and args.what != "-" and not _is_file(args.what):
+        raise CliError("--bundle needs a log: a file, or - for standard input")
+    with contextlib.ExitStack() as opened:
+        if args.bundle is not None and args.what == "-":  # it is read a second time
+            args.what = str(opened.enter_context(_spooled()))
+        return _run(args)
+
+
+@contextlib.contextmanager
+def _spooled() -> Iterator[Path]:
+    """Standard input in a file that only we can read, for as long as it is needed."""
+    if sys.stdin is None or sys.stdin.isatty():
+        raise CliError("expected a log: g4debug triage LOG, or pipe one in; try --help")
+    with tempfile.NamedTemporaryFile(prefix="g4debug-log-") as file:
+        shutil.copyfileobj(sys.stdin.buffer, file)
+        file.flush()
+        yield Path(file.name)
+
+
+def _run(args: argparse.Namespace) -> int:
+    from g4debug.reporters import triage
+
     with no_traceback("the log was read, but the verdict cannot be rendered", "TRIAGE.md"):
         found, note = looked_up(args)
         if args.json:
@@ -117,7 +142,7 @@ def bundled(found: Verdict, args: argparse.Namespace) -> None:
     from g4debug.triage import bundle
 
     said = io.StringIO()
-    triage.render_json(found, said)
+    triage.render_json(bundle.sieved(found), said)
     middle = found.first.line if found.first is not None else max(1, found.read)
     pieces = bundle.pieces(said.getvalue(), Path(args.what), middle, found.dumps, args.tape)
     print(f"g4debug: {args.bundle} will have:", file=sys.stderr)
@@ -125,7 +150,11 @@ def bundled(found: Verdict, args: argparse.Namespace) -> None:
         print(
             f"  {one_line(piece.name)}, {len(piece.data):,} bytes: {piece.about}", file=sys.stderr
         )
-    print("  Look at it before you send it: a message may quote a client.", file=sys.stderr)
+    print(
+        "  The log went through a sieve: look at the file before you send it, because a message "
+        "may quote a client.",
+        file=sys.stderr,
+    )
     if not args.yes:
         if sys.stdin is None or not sys.stdin.isatty():
             raise CliError("nothing was written: nobody can be asked here; --yes writes it")
@@ -146,17 +175,29 @@ def _is_file(what: str) -> bool:
 
 def read_log(what: str, installed: str = "") -> Reading:
     """Read a file, or standard input for '-'. Raises CliError if that cannot be done."""
-    from g4debug.triage import reading
-
     if what == "-":
         if sys.stdin is None or sys.stdin.isatty():
             raise CliError("expected a log: g4debug triage LOG, or pipe one in; try --help")
-        return reading.read(sys.stdin.buffer, installed)
+        return _read(sys.stdin.buffer, "standard input", installed)
     try:
         with Path(what).open("rb") as file:
-            return reading.read(file, installed)
+            return _read(file, what, installed)
     except OSError as e:
         raise CliError(f"cannot read {what}: {e.strerror or e}") from e
+
+
+def _read(stream: BinaryIO, what: str, installed: str) -> Reading:
+    from g4debug.triage import lines, reading
+
+    try:
+        return reading.read(stream, installed)
+    except lines.CompressedError as e:
+        raise CliError(f"cannot read {what}: {e}") from e
+    except (EOFError, zlib.error) as e:
+        raise CliError(
+            f"cannot read {what}: its gzip is damaged ({e}); zcat LOG | g4debug triage reads what "
+            "is whole"
+        ) from e
 
 
 def environment(found: Verdict, named: tuple[str, ...] | list[str], given: Path | None) -> Verdict:

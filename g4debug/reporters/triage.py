@@ -46,7 +46,8 @@ def render(found: Verdict, console: Console) -> None:
     elif found.state == "elsewhere":
         _said(console, "It is", "known, and no matter of g4debug. " + found.advice, "bold")
     elif found.state == "several":
-        _said(console, "SEVERAL", "entries have these words:", "bold")
+        said = f"entries have these words; {calling.program()} triage N prints one:"
+        _said(console, "SEVERAL", said, "bold")
         for hit in found.hits:
             _hit(hit, console)
     elif found.asked and found.state == "nothing":
@@ -82,14 +83,14 @@ def render(found: Verdict, console: Console) -> None:
 
 
 def _hit(hit: Hit, console: Console) -> None:
-    """An entry that has the words, where they must stand, and how to see it."""
+    """An entry that has the words, and where they must stand."""
     where = f"; only {hit.where}" if hit.where else ""
     if not hit.entry:
         _said(console, "", f"no matter of g4debug: {hit.text}{where}. {hit.advice}")
         return
     title = entries()[hit.entry].title
-    said = f"{hit.entry}. {title}: {hit.text}{where}" if hit.text != title else title
-    _said(console, "", f"{said}; {calling.program()} triage {hit.entry}")
+    said = f": {hit.text}{where}" if hit.text != title else ""
+    _said(console, "", f"{hit.entry}. {title}{said}")
 
 
 def _first(found: Verdict, console: Console) -> None:

@@ -7,15 +7,18 @@ endless, may steer a terminal, and may quote what a client has sent.
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import BinaryIO
+from io import BufferedReader
+from typing import BinaryIO, cast
 
 from g4debug.findings.names import clean
 
+_PACKED = {b"\x28\xb5\x2f\xfd": "zstdcat", b"BZh": "bzcat", b"\xfd7zXZ": "xzcat", b"PK": "unzip -p"}
 LONGEST = 1 << 16  # bytes of a line that are looked at; the rest of it is dropped
 KEPT = 500  # characters of a line that are remembered
 
@@ -60,6 +63,25 @@ class Line:
     rank: str
     prefixed: bool
     quotes: bool
+
+
+class CompressedError(ValueError):
+    """A log that is compressed in a way that is not read here. The text says what helps."""
+
+
+def opened(stream: BinaryIO) -> BinaryIO:
+    """The stream, unpacked if it is gzip's. Raises CompressedError."""
+    if not isinstance(stream, BufferedReader):
+        return stream
+    head = stream.peek(6)[:6]
+    if head.startswith(b"\x1f\x8b"):
+        return cast("BinaryIO", gzip.GzipFile(fileobj=stream))
+    for magic, program in _PACKED.items():
+        if head.startswith(magic):
+            raise CompressedError(
+                f"it is compressed; expected a text or gzip: {program} LOG | g4debug triage"
+            )
+    return stream
 
 
 def raw(stream: BinaryIO) -> Iterator[bytes]:

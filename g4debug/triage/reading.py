@@ -480,11 +480,13 @@ class Reader:
 
 
 def read(stream: BinaryIO, installed: str = "") -> Reading:
-    """Read a whole log, of any size. Raises OSError as the stream does.
+    """Read a whole log, of any size; gzip's are unpacked. Raises OSError as the stream does.
 
+    A log that is packed otherwise raises CompressedError, and one that ends amid a packed part
+    EOFError.
     installed: the release of SGLang on this machine, for a log that does not say its own.
     """
-    return of(lines.raw(stream), installed=installed)
+    return of(lines.raw(lines.opened(stream)), installed=installed)
 
 
 def of(log: Iterable[bytes], single: bool = False, installed: str = "") -> Reading:

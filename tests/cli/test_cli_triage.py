@@ -210,7 +210,7 @@ def test_words_of_something_that_is_not_ours(capsys) -> None:
 def test_several_entries_have_the_words(capsys) -> None:
     assert cli.main(["triage", "page-table: use-after-free"]) == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert "17. The page table names a wrong page: page-table: use-after-free;" in out
+    assert "17. The page table names a wrong page: page-table: use-after-free" in out
     assert "9. Wrong answers under load with a shared prefix" in out
     assert "lines were read" not in out
     assert cli.main(["triage", "AssertionError", "--json"]) == 0
