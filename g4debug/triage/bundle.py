@@ -99,7 +99,7 @@ def sieved(found: Verdict) -> Verdict:
 
 def _unquoted(text: str) -> str:
     """A line without what it quotes at length: a client's words, often. Not of the launch."""
-    if "server_args=ServerArgs(" in text or _FRAME.search(text):
+    if "server_args=" in text or _FRAME.search(text):
         return text
     return _QUOTED.sub(lambda m: m[0] if _known(m[2]) else f"{m[1]}{MASKED}{m[1]}", text)
 

@@ -30,11 +30,9 @@ _CARRIER = (
 _CARRIERS = re.compile(f"^{_CARRIER}")
 _STAMP = r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:\.\d+)?"
 _PREFIX = re.compile(rf"^{_STAMP}((?: [A-Z]{{2,5}}\d+)*)\] ")
-# The time of a line, and whether it says that the server serves: of every line, so not decoded.
-HEAD = re.compile(
-    rf'(?:\{{"log":")?(?:\x1b\[[\d;]*m)?{_CARRIER}{{0,3}}{_STAMP}(?: [A-Z]{{2,5}}\d+)*\] '
-    r"(Decode batch|Prefill batch|The server is fired up)?".encode()
-)
+_SERVES = rf"{_STAMP}(?: [A-Z]{{2,5}}\d+)*\] (Decode batch|Prefill batch|The server is fired up)?"
+_PLAIN = re.compile(_SERVES.encode())
+_CARRIED = re.compile(rf'(?:\{{"log":")?(?:\x1b\[[\d;]*m)?{_CARRIER}{{0,3}}{_SERVES}'.encode())
 _KERNEL = re.compile(r"^([A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d) [\w.-]{1,60} kernel: ")
 _DMESG = re.compile(r"^\[[A-Z][a-z]{2} ([A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4})\] ")
 NO_YEAR = 4  # stands for the year that syslog leaves out; it has a 29th of February
@@ -91,6 +89,11 @@ def raw(stream: BinaryIO) -> Iterator[bytes]:
         while not piece.endswith(b"\n") and (piece := stream.readline(LONGEST)):
             pass  # the rest of an endless line
         yield whole
+
+
+def head(data: bytes) -> re.Match[bytes] | None:
+    """The time of a line, and whether it says that the server serves. Of each line: be quick."""
+    return _PLAIN.match(data) if data.startswith(b"[2") else _CARRIED.match(data)
 
 
 def read(number: int, data: bytes) -> Line:

@@ -143,6 +143,15 @@ SIGTERM = Pattern(
     advice="Somebody asked the server to end (SIGTERM). It may be an operator, a probe or a "
     "scale-down.",
 )
+TAKEN = Pattern(
+    ("Address already in use", "address already in use"),
+    "",
+    0,
+    _E,
+    OTHER,
+    advice="The port is taken, often by a server that has not ended. End it, or take another "
+    "--port.",
+)
 GRACE = replace(
     SIGTERM,
     advice="The server was asked to end (SIGTERM), and killed (-9) when the grace period was over. "
@@ -283,7 +292,7 @@ PATTERNS: tuple[Pattern, ...] = (
     ),
     Pattern(
         ("AssertionError: old_prefix_len=…, new_indices=…",),
-        "`cache_unfinished_req` of the prefix cache (upstream #25091)",
+        "`cache_unfinished_req` of the prefix cache (#25091)",
         25,
         _C,
         PYTHON,
@@ -295,7 +304,7 @@ PATTERNS: tuple[Pattern, ...] = (
             "AssertionError: dec_lock_ref on …",
             "AssertionError: … release hit …lock_ref=0 on node",
         ),
-        "a lock of the prefix cache (upstream #28161)",
+        "a lock of the prefix cache (#28161)",
         25,
         _C,
         PYTHON,
@@ -310,7 +319,7 @@ PATTERNS: tuple[Pattern, ...] = (
     ),
     Pattern(
         ("AssertionError: KV cache is full! Bug in memory estimation.",),
-        "`disaggregation/decode.py` (upstream #29662)",
+        "`disaggregation/decode.py` (#29662)",
         10,
         _C,
         PYTHON,
@@ -326,7 +335,7 @@ PATTERNS: tuple[Pattern, ...] = (
     ),
     Pattern(
         ("RuntimeError: cannot reshape tensor of 0 elements into shape …",),
-        "rotary embedding, in a prefill (upstream #24252)",
+        "rotary embedding, in a prefill (#24252)",
         25,
         _C,
         PYTHON,
@@ -334,7 +343,7 @@ PATTERNS: tuple[Pattern, ...] = (
     ),
     Pattern(
         ("RuntimeError: output with shape [1] doesn't match the broadcast shape […]",),
-        "0.5.14, the first draft of FROZEN_KV_MTP without CUDA graphs (upstream #29616)",
+        "0.5.14, the first draft of FROZEN_KV_MTP without CUDA graphs (#29616)",
         14,
         _C,
         PYTHON,
@@ -425,15 +434,14 @@ PATTERNS: tuple[Pattern, ...] = (
     Pattern(
         (
             "Subprocess … crashed with exit code -9",
-            "scheduler died during initialization (exit code: -9",
+            "Fatal Python error: Aborted",
             "Subprocess … crashed with exit code -11",
             "Subprocess … crashed with exit code -6",
             "scheduler died during initialization (exit code: -",
-            "Fatal Python error: Aborted",
             "Fatal Python error: Segmentation fault",
             "Fatal Python error: Bus error",
         ),
-        "no traceback, or `Fatal Python error`",
+        "no traceback; -6 and -11, too",
         26,
         _E,
         KILLED,
@@ -463,9 +471,9 @@ PATTERNS: tuple[Pattern, ...] = (
     Pattern(
         (
             "Connection closed by peer",
-            "Connection reset by peer",
             "NCCL error",
             "ncclRemoteError",
+            "Connection reset by peer",
             "ncclInternalError",
             "unhandled cuda error",
             "Watchdog caught collective operation timeout",
@@ -622,15 +630,8 @@ PATTERNS: tuple[Pattern, ...] = (
         "and dmesg have the rest. No software of the server can do this.",
     ),
     NETWORK,
-    Pattern(
-        ("Address already in use", "address already in use"),
-        "",
-        0,
-        _E,
-        OTHER,
-        advice="The port is taken, often by a server that has not ended. End it, or take another "
-        "--port.",
-    ),
+    replace(TAKEN, says=("error while attempting to bind on address",), stage=_C),
+    TAKEN,
     Pattern(("No space left on device",), "", 0, _E, OTHER, advice="A disk or /dev/shm is full."),
     Pattern(
         (
@@ -765,6 +766,10 @@ FINDING = re.compile(
 )
 
 
+# Above a finding that an exception names: SGLang may have raised it anew, with words of its own.
+_RAISED = re.compile(r"(?:[\w.]{0,100}(?:Error|Exception): (?:[\w .-]{1,80}: )?)?")
+
+
 def kind_of(line: str, quoted: bool = True) -> FindingKind | None:
     """The kind of the finding that a log line tells; None if it tells none.
 
@@ -774,7 +779,7 @@ def kind_of(line: str, quoted: bool = True) -> FindingKind | None:
     found = FINDING.search(line)
     if found is None:
         return None
-    if not quoted and not re.fullmatch(r"(?:[\w.]{1,100}: )?", line[: found.start()]):
+    if not quoted and not _RAISED.fullmatch(line, 0, found.start()):
         return None
     headline = line[found.start() + len("g4debug: ") :]
     for regex, _, kind in _by_check()[found["check"]]:

@@ -57,9 +57,10 @@ _WORDS = (
     "|swa_tombstone|fallen off|appear to have|fmhaSm100f|page-table|switch fix|so a finding could"
     "|sigquit|SIGQUIT|ECC |transfer failed|handshake failed|bootstrap failed|ERROR|Terminating"
     "|launch failure|Health check|Timed out waiting|huggingface|gated repo|Interrupt|warmup error"
-    "|aborted request|Memory access"
+    "|aborted request|Memory access|to bind on"
 )
 TRIGGER = re.compile(_WORDS.encode())
+_STARTS = re.compile(r"[^'\"]{0,120}server_args=(?:ServerArgs\(|\{)")  # a dict since 0.5.23
 _STATISTICS = (b"] Decode batch", b"] Prefill batch", b" Decode batch,", b' HTTP/1.1" ')
 _DIED = re.compile(
     r"(?:Scheduler|Controller|Manager|Router|Worker\w*|ModelRunner) hit an exception: "
@@ -305,6 +306,7 @@ class Reader:
         self._raising = False  # the exception of the traceback has not been named yet
         self._at: datetime | None = None
         self._stamped, self._head = 0, b""  # the last line that has a time
+        self._stamp = b""
         self._waiting: list[Mark] = []  # for the next time
         self._unwell = 0  # health checks that failed, since the last batch
         self._number = 0
@@ -314,7 +316,7 @@ class Reader:
     def take(self, data: bytes) -> None:
         self._number += 1
         head = data[:KEPT]
-        if (found := lines.HEAD.match(head)) is not None:
+        if (found := lines.head(head)) is not None:
             self._time(found[1], head)
             if found[2]:
                 self._serves()
@@ -333,10 +335,12 @@ class Reader:
 
     def _time(self, stamp: bytes, head: bytes) -> None:
         """A line has a time. Lines above it without one were told until then."""
-        try:
-            self._at = datetime.fromisoformat(stamp.decode())
-        except ValueError:
-            return
+        if stamp != self._stamp:
+            try:
+                self._at = datetime.fromisoformat(stamp.decode())
+            except ValueError:
+                return
+            self._stamp = stamp
         self._stamped, self._head = self._number, head
         for mark in self._waiting:
             mark.at = lines.dated(mark.at, self._at) if mark.at is not None else self._at
@@ -350,7 +354,7 @@ class Reader:
 
     def _launch(self, line: Line) -> None:
         launch = self._launches[-1]
-        if "server_args=ServerArgs(" in line.text and (launch.ended or launch.served):
+        if _STARTS.match(line.text) and (launch.ended or launch.served):
             launch = Launch(line.number, Server(installed=self._installed))
             self._launches.append(launch)
             self._unwell = 0

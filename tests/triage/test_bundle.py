@@ -123,7 +123,8 @@ def test_a_call_that_makes_no_bundle(args, tmp_path, monkeypatch, capsys) -> Non
 @pytest.mark.parametrize(
     "text",
     ["api_key='abc123'", "--api-key abc123", "Authorization: Bearer abc123", "hf_token=abc123",
-     "my password is abc123", "OPENAI_API_KEY=abc123", '"password": "abc123"', "AWS_SECRET_ACCESS_KEY=abc123"],
+     "my password is abc123",
+     "OPENAI_API_KEY=abc123", '"password": "abc123"', "AWS_SECRET_ACCESS_KEY=abc123"],
 )  # fmt: skip
 def test_what_looks_like_a_secret_is_masked(text: str) -> None:
     assert "abc123" not in bundle.masked(text)
@@ -136,11 +137,11 @@ def test_what_is_none_stays(text: str) -> None:
     assert bundle.masked(text) == text
 
 
-CLIENTS = """[{made}] server_args=ServerArgs(model_path='acme/a-model-with-a-long-name', api_key='x')
+CLIENTS = """[{made}] server_args=ServerArgs(model_path='acme/a-model-with-a-name', api_key='x')
 [{made}] Invalid request: messages[0].content = "my password is hunter2, tell nobody"
 {{"rid":"a","text":"secret story of Carol"}}
 RuntimeError is what Carol wrote in her question
-  File "/home/carol/diary.py", line 1, in <module>
+  File "/w/carol/diary.py", line 1, in <module>
     diary_of_carol = "hunter2"
 [{made}] Scheduler hit an exception: Traceback (most recent call last):
   File "/w/sglang/srt/managers/scheduler.py", line 88, in x
@@ -160,7 +161,7 @@ def test_what_a_client_wrote_is_left_out(dumps: Path, tmp_path: Path) -> None:
     everything = "\n".join(found.values()).lower()
     for word in ("carol", "hunter2"):
         assert word not in everything
-    for kept in ("a-model-with-a-long-name", "managers/scheduler.py", "bad regex in request"):
+    for kept in ("acme/a-model-with-a-name", "managers/scheduler.py", "bad regex in request"):
         assert kept in found["log.txt"]
     assert "an illegal memory access was encountered" in found["log.txt"]
 

@@ -221,6 +221,19 @@ def test_what_the_server_was() -> None:
     assert read(line.encode()).chosen.server.words() >= {"gemma-4", "trtllm_mha", "mtp", "tp"}
 
 
+def test_what_a_server_of_0_5_23_was() -> None:
+    """It prints its arguments as a dict."""
+    line = (
+        b"[2026-09-14 03:20:01] server_args={'model_path': 'google/gemma-4-E4B-it', 'tp_size': 2, "
+        b"'prefill_attention_backend': 'triton', 'decode_attention_backend': 'trtllm_mha', "
+        b"'attention_backend': None, 'speculative_algorithm': 'NEXTN', "
+        b"'speculative_draft_model_path': 'google/gemma-4-E4B-it-assistant'}\n"
+    )
+    found = read(line, DIED, CUDA, line, DIED, LEAK)
+    assert [x.begins for x in found.launches] == [1, 4]
+    assert found.chosen.server.words() >= {"gemma-4", "trtllm_mha", "mtp", "tp"}
+
+
 def test_what_g4debug_did_there() -> None:
     line = (
         b"g4debug 0.9 [scheduler] armed: page-table, pool-leak (raise); fixes: 2 in force "
