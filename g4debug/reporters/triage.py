@@ -61,7 +61,7 @@ def render(found: Verdict, console: Console) -> None:
         said = f"speak of errors in a form that triage does not know; the first is line {line}:"
         _said(console, "But", f"{found.errors:,} of its lines {said} {text[:LONGEST]}")
     for mark in found.survived[:3]:
-        said = f"line {mark.line} says so, and the server served on (line {found.served}):"
+        said = f"line {mark.line} is no cause: the server served on (line {found.served}):"
         _said(console, "Survived", f"{said} {mark.text[:LONGEST]}")
     if len(found.survived) > 3:
         _said(console, "Survived", f"and {len(found.survived) - 3} more such lines")
@@ -108,13 +108,14 @@ def _first(found: Verdict, console: Console) -> None:
     if mark.frame:
         facts += f"; raised in {mark.frame[:LONGEST]}"
     if found.after > 0:
-        facts += f". {found.after} more error lines follow from it"
+        more = "1 more error line follows" if found.after == 1 else ""
+        facts += f". {more or f'{found.after} more error lines follow'} from it"
         facts += f" ({', '.join(found.ranks)})" if found.ranks else ""
     console.print(Text(clean(facts) + ".", "dim"))
     server = found.server
-    parts = [
-        f"SGLang {server.release}" if server.release else "its SGLang release is not in the log"
-    ]
+    here = f" ({server.installed} is installed here)" if server.installed else ""
+    unsaid = f"its SGLang release is not in the log{here}"
+    parts = [f"SGLang {server.release}" if server.release else unsaid]
     parts += [f"{name} {value}" for name, value in server.arguments.items()]
     parts.append(f"g4debug armed: {server.armed}" if server.armed else "no g4debug in it")
     console.print(Text(clean("Server: " + "; ".join(parts)) + ".", "dim"))

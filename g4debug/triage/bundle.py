@@ -73,8 +73,8 @@ def around(log: Iterable[bytes], middle: int) -> bytes:
             line = lines.read(number, data)
             inside = "Traceback (most recent" in line.text or (inside and not line.prefixed)
             raised = inside and _EXCEPTION.match(line.text) is not None
-            own = line.prefixed or _OWN.match(line.text) or raised
-            own = own or (inside and _FRAME.match(line.text))
+            frame = inside and _FRAME.match(line.text) is not None
+            own = line.prefixed or raised or frame or _OWN.match(line.text) is not None
             said = _unquoted(masked(_whole(line))) if own and not line.quotes else LEFT_OUT
             inside = inside and not raised
             if said != LEFT_OUT or kept[-1:] != [LEFT_OUT]:

@@ -72,8 +72,9 @@ class Pattern:
 
     @property
     def lasting(self) -> bool:
-        """Whether the process in which it happens cannot go on: CUDA's errors, and its end."""
-        return self.explains or self.section in (CUDA, KILLED)
+        """Whether the process cannot go on: CUDA's errors, its end, and SGLang's watchdog."""
+        stands = self.stage == Stage.STANDS and self is not HEALTH
+        return stands or self.explains or self.section in (CUDA, KILLED)
 
 
 def _regex(text: str) -> str:

@@ -343,7 +343,10 @@ class Reader:
             self._stamp = stamp
         self._stamped, self._head = self._number, head
         for mark in self._waiting:
-            mark.at = lines.dated(mark.at, self._at) if mark.at is not None else self._at
+            if mark.at is None or self._at is None:
+                mark.at = self._at
+            else:  # the kernel's, without a year
+                mark.at = lines.dated(mark.at, self._at)
         self._waiting.clear()
 
     def _serves(self) -> None:
@@ -468,7 +471,7 @@ class Reader:
             pattern.stage if stage is None else stage,
             kind,
             frames[-1] if frames and self._open and kind is None else "",
-            since=at or self._at,
+            since=self._at if at is None or at.year == lines.NO_YEAR else at,
             block=self._block if self._open else 0,
             raised=self._open and self._fatal,
         )

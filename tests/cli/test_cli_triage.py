@@ -177,7 +177,7 @@ def test_what_the_server_survived_and_what_came_later(tmp_path, capsys) -> None:
     assert cli.main(["triage", log(tmp_path, start + oom + up)]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "NOTHING" in out
-    assert "line 2 says so, and the server served on (line 3): torch.OutOfMemoryError" in out
+    assert "line 2 is no cause: the server served on (line 3): torch.OutOfMemoryError" in out
     assert cli.main(["triage", log(tmp_path, start + DIED + CUDA + start + up)]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "Later another start at line 4: it serves in line 5" in out
