@@ -51,7 +51,11 @@ _FILE = re.compile(r"\.[a-z0-9]{1,4}$")  # how a file's name ends, and no word o
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "what", nargs="?", default="-", metavar="WHAT", help="a log, an entry's number, or a line"
+        "what",
+        nargs="?",
+        default="-",
+        metavar="WHAT",
+        help="a log, an entry's number, or words of a log",
     )
     parser.add_argument("--json", action="store_true", help="print the same as JSON")
     parser.add_argument(
@@ -123,7 +127,7 @@ def looked_up(args: argparse.Namespace) -> tuple[Verdict, str]:
         found = read_log(what, installed)
     elif " " not in what and (os.sep in what or _FILE.search(what)):
         raise CliError(
-            f"{what}: no such file; expected a log, an entry's number, or a line of a log"
+            f"{what}: no such file; expected a log, the number of an entry, or words of a log"
         )
     else:
         lines = (line.encode("utf-8", "replace") for line in what.splitlines())
