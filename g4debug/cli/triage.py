@@ -1,32 +1,42 @@
 """Find the first cause in a server's log, and print the entry that explains it.
 
 WHAT is a log (- or nothing: standard input, so kubectl logs POD | g4debug triage
-works), the number of an entry, or a line of a log. A log is read as a stream, of
+works), the number of an entry, or words of a log: a line, a piece of one, or a
+finding. A log is read as a stream, of
 any size. What counts is what happened first on the rank that failed first, not
 the last error. The entry is printed with the facts of this log, the state of its
 fixes, the dumps and CUDA core dumps of that time, and the next command.
 
 Where no entry fits it says so. --bundle writes what a report of a bug needs into
-a tar file: versions, the heads of dumps, their autopsies, the log around the
-time. It says what it will write, and asks first. Lines with requests, secrets of
-the launch command and the tape are left out.
+a tar file: versions, the status of servers that run here, the heads of dumps,
+their autopsies, the log around the time. It says what it will write, and asks
+first. Lines with requests, secrets and the tape are left out. That is a sieve:
+look at the file before you send it.
 
 The exit code is 0 if an entry was found, or the cause is known and not g4debug's
-matter, or nothing in the log ends a server; 1 if what ended it is not known.
+matter, or nothing in the log ends a server; 1 if what ended it is not known, or
+no entry has the words.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import re
+import shutil
 import sys
+import tempfile
+import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from g4debug.cli import CliError, add_console_arguments, console_for, no_traceback, one_line
 from g4debug.settings import DEFAULT_DUMP_DIR
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from g4debug.reporters.fixes import Row
     from g4debug.triage.reading import Reading
     from g4debug.triage.verdict import FixSaid, Verdict
@@ -36,11 +46,16 @@ HELP = "find the first cause in a server's log, and what to do about it"
 
 VARIABLE = "SGLANG_TRTLLM_MHA_DEBUG_DIR"
 UNKNOWN = 1
+_FILE = re.compile(r"\.[a-z0-9]{1,4}$")  # how a file's name ends, and no word of a log
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "what", nargs="?", default="-", metavar="WHAT", help="a log, an entry's number, or a line"
+        "what",
+        nargs="?",
+        default="-",
+        metavar="WHAT",
+        help="a log, an entry's number, or words of a log",
     )
     parser.add_argument("--json", action="store_true", help="print the same as JSON")
     parser.add_argument(
@@ -58,12 +73,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from g4debug.reporters import triage
-
     if args.bundle is None and (args.tape or args.yes):
         raise CliError("--tape and --yes belong to --bundle OUT.tar")
-    if args.bundle is not None and not _is_file(args.what):
-        raise CliError("--bundle needs a log that is a file, because it reads it a second time")
+    if args.bundle is not None and args.what != "-" and not _is_file(args.what):
+        raise CliError("--bundle needs a log: a file, or - for standard input")
+    with contextlib.ExitStack() as opened:
+        if args.bundle is not None and args.what == "-":  # it is read a second time
+            args.what = str(opened.enter_context(_spooled()))
+        return _run(args)
+
+
+@contextlib.contextmanager
+def _spooled() -> Iterator[Path]:
+    """Standard input in a file that only we can read, for as long as it is needed."""
+    if sys.stdin is None or sys.stdin.isatty():
+        raise CliError("expected a log: g4debug triage LOG, or pipe one in; try --help")
+    with tempfile.NamedTemporaryFile(prefix="g4debug-log-") as file:
+        shutil.copyfileobj(sys.stdin.buffer, file)
+        file.flush()
+        yield Path(file.name)
+
+
+def _run(args: argparse.Namespace) -> int:
+    from g4debug.reporters import triage
+
     with no_traceback("the log was read, but the verdict cannot be rendered", "TRIAGE.md"):
         found, note = looked_up(args)
         if args.json:
@@ -74,12 +107,14 @@ def run(args: argparse.Namespace) -> int:
             triage.render(found, console_for(args))
     if args.bundle is not None:
         bundled(found, args)
-    return UNKNOWN if found.state == "unknown" else 0
+    missing = found.asked and found.state == "nothing"
+    return UNKNOWN if found.state == "unknown" or missing else 0
 
 
 def looked_up(args: argparse.Namespace) -> tuple[Verdict, str]:
     """The verdict on what was asked for, and a note for the user. Raises CliError."""
-    from g4debug.triage import reading, verdict
+    from g4debug.hooking import targets
+    from g4debug.triage import lookup, reading, verdict
     from g4debug.triage.entry import entries
 
     what = args.what
@@ -87,16 +122,19 @@ def looked_up(args: argparse.Namespace) -> tuple[Verdict, str]:
         if int(what) not in entries():
             raise CliError(f"there is no entry {what}; expected 1 to {max(entries())}, or a log")
         return environment(verdict.of_entry(int(what)), (), args.dumps), ""
-    note = ""
+    note, installed = "", str(targets.sglang_version() or "")
     if what == "-" or _is_file(what):
-        found = read_log(what)
-    elif os.sep in what and " " not in what:
+        found = read_log(what, installed)
+    elif " " not in what and (os.sep in what or _FILE.search(what)):
         raise CliError(
-            f"{what}: no such file; expected a log, an entry's number, or a line of a log"
+            f"{what}: no such file; expected a log, the number of an entry, or words of a log"
         )
     else:
-        found = reading.of((line.encode("utf-8", "replace") for line in what.splitlines()), True)
-        note = "there is no file of that name, so it was looked up as a line of a log"
+        lines = (line.encode("utf-8", "replace") for line in what.splitlines())
+        found = reading.of(lines, single=True, installed=installed)
+        said = verdict.of_words(verdict.of(found), lookup.look_up(what))
+        note = "there is no file of that name, so it was looked up as words of a log"
+        return environment(said, (), args.dumps), note
     return environment(verdict.of(found), found.chosen.dumps, args.dumps), note
 
 
@@ -108,7 +146,7 @@ def bundled(found: Verdict, args: argparse.Namespace) -> None:
     from g4debug.triage import bundle
 
     said = io.StringIO()
-    triage.render_json(found, said)
+    triage.render_json(bundle.sieved(found), said)
     middle = found.first.line if found.first is not None else max(1, found.read)
     pieces = bundle.pieces(said.getvalue(), Path(args.what), middle, found.dumps, args.tape)
     print(f"g4debug: {args.bundle} will have:", file=sys.stderr)
@@ -116,7 +154,11 @@ def bundled(found: Verdict, args: argparse.Namespace) -> None:
         print(
             f"  {one_line(piece.name)}, {len(piece.data):,} bytes: {piece.about}", file=sys.stderr
         )
-    print("  Look at it before you send it: a message may quote a client.", file=sys.stderr)
+    print(
+        "  The log went through a sieve: look at the file before you send it, because a message "
+        "may quote a client.",
+        file=sys.stderr,
+    )
     if not args.yes:
         if sys.stdin is None or not sys.stdin.isatty():
             raise CliError("nothing was written: nobody can be asked here; --yes writes it")
@@ -135,19 +177,31 @@ def _is_file(what: str) -> bool:
         return False
 
 
-def read_log(what: str) -> Reading:
+def read_log(what: str, installed: str = "") -> Reading:
     """Read a file, or standard input for '-'. Raises CliError if that cannot be done."""
-    from g4debug.triage import reading
-
     if what == "-":
         if sys.stdin is None or sys.stdin.isatty():
             raise CliError("expected a log: g4debug triage LOG, or pipe one in; try --help")
-        return reading.read(sys.stdin.buffer)
+        return _read(sys.stdin.buffer, "standard input", installed)
     try:
         with Path(what).open("rb") as file:
-            return reading.read(file)
+            return _read(file, what, installed)
     except OSError as e:
         raise CliError(f"cannot read {what}: {e.strerror or e}") from e
+
+
+def _read(stream: BinaryIO, what: str, installed: str) -> Reading:
+    from g4debug.triage import lines, reading
+
+    try:
+        return reading.read(stream, installed)
+    except lines.CompressedError as e:
+        raise CliError(f"cannot read {what}: {e}") from e
+    except (EOFError, zlib.error) as e:
+        raise CliError(
+            f"cannot read {what}: its gzip is damaged ({e}); zcat LOG | g4debug triage reads what "
+            "is whole"
+        ) from e
 
 
 def environment(found: Verdict, named: tuple[str, ...] | list[str], given: Path | None) -> Verdict:
@@ -168,10 +222,8 @@ def environment(found: Verdict, named: tuple[str, ...] | list[str], given: Path 
             raise CliError(f"{given}: cannot be read: {getattr(e, 'strerror', None) or e}") from e
         dumps, cores = (), ()  # there is no folder until a server writes its first dump
     command = found.next_command
-    if dumps and not command.startswith("g4debug show") and found.state in ("entry", "unknown"):
-        from g4debug.dumps.heads import quoted
-
-        command = f"g4debug show {quoted(dumps[0].path)}"
+    if dumps and not named and found.state in ("entry", "unknown"):
+        command = verdict.typed(verdict.show(dumps[0].path))
     return replace(found, fixes=fixes, dumps=dumps, cores=cores, next_command=command)
 
 

@@ -94,6 +94,13 @@ class FindingKind:
         own |= {"check": self.check, "next_command": self.command}
         object.__setattr__(self, "finding", partial(Finding, **own))
 
+    def entry_for(self, line: str) -> str:
+        """The entry of a finding that says this: who freed the page may name another one."""
+        return _SHARED if _HELPER_NAME in line and _SHARED in self.see else self.entry
+
+    def reference_for(self, line: str) -> str:
+        return f"{PAGE}, '{self.entry_for(line)}'"
+
 
 class DeviceKind(IntEnum):
     """A kind that a kernel finds. Its value is the number that is written, see ``record``."""
@@ -111,7 +118,8 @@ _FREE_LISTS = "SGLang's free lists"
 _MAPPING = "the full-to-SWA mapping"
 _ROWS = "the rows of `req_to_token`"
 _EVICTED = "A SWA page is evicted inside the window"
-_HELPER = "freed by `_insert_helper`: [[Wrong answers under load with a shared prefix]]"
+_HELPER_NAME, _SHARED = "_insert_helper", "Wrong answers under load with a shared prefix"
+_HELPER = f"freed by `{_HELPER_NAME}`: [[{_SHARED}]]"
 _OVERWRITTEN = "not known: its record in host memory was overwritten"
 _PINNED = "what else in this process writes into pinned memory"
 
@@ -766,7 +774,7 @@ _SPEC_LIFECYCLE = (
 _RANKS = "One rank stops, or the ranks differ"
 _end = partial(
     FindingKind, "flight-recorder",
-    entry="The server died and only the flight recorder left a dump",
+    entry="A CUDA error or exception that no other entry has",
 )
 _dead = partial(
     _end, entry="A scheduler is killed, or dies outside of Python", died=True,

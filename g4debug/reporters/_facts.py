@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from g4debug.dumps.heads import quoted
 from g4debug.findings.kinds import FORMER_CHECKS, KINDS, Contain
-from g4debug.findings.record import Autopsy, Location, OtherHook, Plain, Pool, TrapRecord
+from g4debug.findings.record import Autopsy, Finding, Location, OtherHook, Plain, Pool, TrapRecord
 from g4debug.findings.status import TracerStatus
 from g4debug.reporters import _evidence
 from g4debug.reporters._evidence import ROWS, Grid, TableView, percent, rounded, table_view, unit
@@ -118,6 +118,7 @@ def report(
     if there is more to tell than this record.
     """
     f = record.finding
+    named = _reference(f)
     top: list[Block] = [
         *before,
         Entry("WHERE", tuple(where(f.location, _step_mode(record)))),
@@ -144,12 +145,24 @@ def report(
         list(after),
         [
             Entry("CAUSE", _text(f.cause or "not known", "strong" if f.cause else "dim")),
-            Entry("FIX", _text(f.reference or "none known", "strong" if f.reference else "dim")),
-            *_first_lines(f.reference),
+            Entry("FIX", _text(named or "none known", "strong" if named else "dim")),
+            *_first_lines(named),
             _next(record, source),
         ],
     ]
     return cleaned([group for group in groups if group], fit)
+
+
+def _reference(finding: Finding) -> str:
+    """What the finding names, with the entry that its line leads to: as ``g4debug triage`` says it.
+
+    Dumps of before name the entry of the kind even where the line names who freed the page.
+    """
+    check = FORMER_CHECKS.get(finding.check, finding.check)
+    kind = KINDS.get(check, {}).get(finding.kind)
+    if kind is None:
+        return finding.reference
+    return finding.reference.replace(kind.reference, kind.reference_for(finding.headline))
 
 
 def _first_lines(reference: str) -> list[Block]:

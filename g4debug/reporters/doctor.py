@@ -133,7 +133,8 @@ def render(
         console.print()
         if again:
             _entry(console, "MORE", Text(again, "bold cyan"))
-        hang(console, verdict)  # the first line may have scrolled away
+        # The first line may have scrolled away. A short word is not wrapped.
+        hang(console, Text("ready", "bold green") if d.ready else verdict)
 
 
 def _counted(console: Console, label: str, rows: list[Row], unchecked: str, head: str = "") -> None:

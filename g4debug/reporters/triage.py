@@ -8,10 +8,12 @@ from typing import IO, Any
 from rich.console import Console
 from rich.text import Text
 
+from g4debug.dumps import calling
 from g4debug.findings.names import clean
 from g4debug.reporters import json
 from g4debug.reporters.text import hang
-from g4debug.triage.entry import Entry
+from g4debug.triage.entry import Entry, entries
+from g4debug.triage.lookup import Hit
 from g4debug.triage.patterns import Stage
 from g4debug.triage.verdict import Verdict
 
@@ -26,6 +28,10 @@ NOTHING = (
     "before the server did, give the whole log (kubectl logs --previous). If the server lives and "
     "serves nobody: g4debug triage 8. If answers are wrong: TRIAGE.md, 'Answers are wrong'."
 )
+WORDS = (
+    "No entry has these words. Give a shorter piece of the line, without numbers and names, or the "
+    "whole log: g4debug triage LOG finds the first cause in it."
+)
 STATES = {"in force": "green", "applies": "yellow", "off": "bold red"}
 
 
@@ -35,10 +41,17 @@ def render(found: Verdict, console: Console) -> None:
     if found.entry is not None:
         _entry(found.entry, console)
         if found.also:
-            said = ", ".join(f"g4debug triage {n}" for n in found.also)
+            said = ", ".join(f"{calling.program()} triage {n}" for n in found.also)
             _said(console, "See also", said)
     elif found.state == "elsewhere":
         _said(console, "It is", "known, and no matter of g4debug. " + found.advice, "bold")
+    elif found.state == "several":
+        said = f"entries have these words; {calling.program()} triage N prints one:"
+        _said(console, "SEVERAL", said, "bold")
+        for hit in found.hits:
+            _hit(hit, console)
+    elif found.asked and found.state == "nothing":
+        _said(console, "NOTHING", WORDS, "bold")
     elif found.state == "unknown":
         _said(console, "NOT KNOWN", COLLECT, "bold yellow")
     else:
@@ -47,6 +60,11 @@ def render(found: Verdict, console: Console) -> None:
         line, text = found.error
         said = f"speak of errors in a form that triage does not know; the first is line {line}:"
         _said(console, "But", f"{found.errors:,} of its lines {said} {text[:LONGEST]}")
+    for mark in found.survived[:3]:
+        said = f"line {mark.line} is no cause: the server served on (line {found.served}):"
+        _said(console, "Survived", f"{said} {mark.text[:LONGEST]}")
+    if len(found.survived) > 3:
+        _said(console, "Survived", f"and {len(found.survived) - 3} more such lines")
     for fix in found.fixes:
         style = STATES.get(fix.state, "dim")
         hang(console, Text(f"{clean(fix.state)}: {clean(fix.why)}", style), f"  fix {fix.id}  ", 6)
@@ -55,15 +73,30 @@ def render(found: Verdict, console: Console) -> None:
     if len(found.dumps) > 3:
         _said(console, "Dump", f"and {len(found.dumps) - 3} more of that time: g4debug list")
     for core in found.cores[:3]:
-        _said(console, "Core", f"{core}; g4debug autopsy {core}")
+        _said(console, "Core", f"{core}; {calling.program()} autopsy {core}")
     for line, what in found.earlier:
         _said(console, "Earlier", f"a start at line {line} ended, too: {what[:80]}")
+    for line, what in found.later:
+        _said(console, "Later", f"another start at line {line}: {what}")
     if found.next_command:
         console.print(Text(f"NEXT  {clean(found.next_command)}", "bold cyan"), soft_wrap=True)
 
 
+def _hit(hit: Hit, console: Console) -> None:
+    """An entry that has the words, and where they must stand."""
+    where = f"; only {hit.where}" if hit.where else ""
+    if not hit.entry:
+        _said(console, "", f"no matter of g4debug: {hit.text}{where}. {hit.advice}")
+        return
+    title = entries()[hit.entry].title
+    said = f": {hit.text}{where}" if hit.text != title else ""
+    _said(console, "", f"{hit.entry}. {title}{said}")
+
+
 def _first(found: Verdict, console: Console) -> None:
     mark = found.first
+    if found.asked:
+        return
     if mark is None:
         if found.read:
             console.print(Text(f"{found.read:,} lines were read.", "dim"))
@@ -75,13 +108,14 @@ def _first(found: Verdict, console: Console) -> None:
     if mark.frame:
         facts += f"; raised in {mark.frame[:LONGEST]}"
     if found.after > 0:
-        facts += f". {found.after} more error lines follow from it"
+        more = "1 more error line follows" if found.after == 1 else ""
+        facts += f". {more or f'{found.after} more error lines follow'} from it"
         facts += f" ({', '.join(found.ranks)})" if found.ranks else ""
     console.print(Text(clean(facts) + ".", "dim"))
     server = found.server
-    parts = [
-        f"SGLang {server.release}" if server.release else "its SGLang release is not in the log"
-    ]
+    here = f" ({server.installed} is installed here)" if server.installed else ""
+    unsaid = f"its SGLang release is not in the log{here}"
+    parts = [f"SGLang {server.release}" if server.release else unsaid]
     parts += [f"{name} {value}" for name, value in server.arguments.items()]
     parts.append(f"g4debug armed: {server.armed}" if server.armed else "no g4debug in it")
     console.print(Text(clean("Server: " + "; ".join(parts)) + ".", "dim"))
@@ -102,7 +136,10 @@ def _entry(entry: Entry, console: Console) -> None:
         ("Releases", entry.releases),
     ):
         prose, *blocks = re.split(r"```\n?", said)
-        _said(console, name, prose or "type")
+        if prose.strip():
+            _said(console, name, prose)
+        else:
+            console.print(Text(f"{name}:", "bold"))
         for i, block in enumerate(blocks):
             if i % 2:
                 _said(console, "", block)
@@ -151,6 +188,13 @@ def render_json(found: Verdict, stream: IO[str]) -> None:
         },
         "launch_begins": found.begins,
         "earlier": [{"line": line, "what": what} for line, what in found.earlier],
+        "later": [{"line": line, "what": what} for line, what in found.later],
+        "survived": [{"line": mark.line, "text": mark.text} for mark in found.survived],
+        "served_until": found.served or None,
+        "words_in": [
+            {"entry": hit.entry or None, "text": hit.text, "where": hit.where or None}
+            for hit in found.hits
+        ],
         "fixes": [{"id": f.id, "state": f.state, "why": f.why} for f in found.fixes],
         "dumps": [str(d.path) for d in found.dumps],
         "cores": [str(path) for path in found.cores],

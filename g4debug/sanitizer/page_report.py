@@ -145,9 +145,10 @@ class PageReport(ABC):
         kind: LayerKind = "sliding" if self.pool_name == "swa" else "full"
         mode = checked.batch.forward_mode.name
         where = f"{runner} {mode.lower().replace('_', '-')}: {kind} layer {layer}"
+        headline = f"g4debug: {self.record.check} in {where} {self.headline()}"
         return self.record.finding(
             site=site,
-            headline=f"g4debug: {self.record.check} in {where} {self.headline()}",
+            headline=headline,
             location=Location(
                 process="scheduler",
                 step=step if step >= 0 else recorder.step,
@@ -165,7 +166,7 @@ class PageReport(ABC):
             owner=self.owner(),
             history=tuple(event_line(event) for event in self.events()),
             cause=self.cause(),
-            reference=self.fix() + self.record.reference,
+            reference=self.fix() + self.record.reference_for(headline),
             next_command=self.command(),
         )
 

@@ -1,8 +1,9 @@
-"""What a report of a bug needs, in one tar file: facts, and nothing that a client wrote.
+"""What a report of a bug needs, in one tar file: facts, and little of what clients wrote.
 
 Of the log only lines are taken that SGLang, g4debug, CUDA or Python have formed; those that quote a
-request are left out, and values that look like secrets are masked. That is a sieve and no proof: a
-message of an exception may quote a client, too, so whoever sends the file looks at it first.
+request are left out; long texts in quotes and values that look like secrets are masked. That is a
+sieve and no proof: a line of SGLang's own may quote a client without any quotes, so whoever sends
+the file looks at it first.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ import platform
 import re
 import tarfile
 import tempfile
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from g4debug.dumps.incidents import Dump
 from g4debug.triage import lines
 from g4debug.triage.lines import Line
+from g4debug.triage.patterns import ANY_CASE
+from g4debug.triage.verdict import Verdict
 
 AROUND = 200  # lines of the log before the first cause, and as many behind it
 MOST_DUMPS = 5
@@ -30,15 +33,19 @@ MASKED = "[left out]"
 _SECRET = re.compile(
     r"((?:[\w-]*(?:api|access|secret|private)[_-]?key|[\w-]*(?:passw(?:or)?d|password|secret)"
     r"|(?:hf|auth|admin|bearer|access)[\w-]*token|authorization|bearer)"
-    r"['\"]?(?:\s*[:=]\s*|\s+)(?:bearer\s+)?)(?!None\b)(['\"]?)[^'\",\s)]+",
+    r"['\"]?(?:\s*[:=]\s*|\s+(?:(?:is|was)\s+)?)(?:bearer\s+)?)(?!None\b)(['\"]?)[^'\",\s)]+",
     re.I,
 )
 _TOKEN = re.compile(r"\b(?:hf_|sk-|ghp_|eyJ)[\w.-]{16,}")
 _OWN = re.compile(
-    r"Traceback \(most recent|\s+File \"|[A-Za-z_][\w.]*(?:Error|Exception)\b|g4debug|Fatal Python"
-    r"|.{0,300}block: \[\d|.{0,80}NVRM: Xid|.{0,200}ProcessGroupNCCL"
+    r"Traceback \(most recent|g4debug|Fatal Python|.{0,300}block: \[\d|.{0,80}NVRM: Xid"
+    r"|.{0,20}(?:CUDA|Cuda|HIP) [Ee]rror|.{0,80}NCCL WARN|.{0,200}ProcessGroupNCCL"
     r"|  (?:expected|got|likely|dump|next):"
 )
+_FRAME = re.compile(r"\s+File \"")
+_EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception)(?::|$)")
+_QUOTED = re.compile(r"(['\"])((?:(?!\1).){21,}?)\1")
+_WORD = re.compile(r"[\w.:/@+-]+")  # a name, a path or a model, and no sentence
 
 
 @dataclass(frozen=True)
@@ -58,16 +65,63 @@ def masked(text: str) -> str:
 def around(log: Iterable[bytes], middle: int) -> bytes:
     """The server's own lines around a line, counted from 1."""
     kept: list[str] = []
+    inside = False  # a traceback whose exception has not come
     for number, data in enumerate(log, 1):
         if number > middle + AROUND:
             break
         if number >= middle - AROUND:
             line = lines.read(number, data)
-            own = not line.quotes and (line.prefixed or _OWN.match(line.text))
-            said = masked(_whole(line)) if own else LEFT_OUT
+            inside = "Traceback (most recent" in line.text or (inside and not line.prefixed)
+            raised = inside and _EXCEPTION.match(line.text) is not None
+            frame = inside and _FRAME.match(line.text) is not None
+            own = line.prefixed or raised or frame or _OWN.match(line.text) is not None
+            said = _unquoted(masked(_whole(line))) if own and not line.quotes else LEFT_OUT
+            inside = inside and not raised
             if said != LEFT_OUT or kept[-1:] != [LEFT_OUT]:
                 kept.append(said)
     return ("\n".join(kept) + "\n").encode("utf-8", "replace")
+
+
+def sieved(found: Verdict) -> Verdict:
+    """A verdict with what it quotes of the log as ``around`` has it."""
+
+    def said(text: str) -> str:
+        return _unquoted(masked(text))
+
+    return replace(
+        found,
+        first=found.first and replace(found.first, text=said(found.first.text)),
+        error=(found.error[0], said(found.error[1])),
+        earlier=tuple((line, said(what)) for line, what in found.earlier),
+        survived=tuple(replace(mark, text=LEFT_OUT) for mark in found.survived),
+    )
+
+
+def _unquoted(text: str) -> str:
+    """A line without what it quotes at length: a client's words, often. Not of the launch."""
+    if "server_args=" in text or _FRAME.search(text):
+        return text
+    return _QUOTED.sub(lambda m: m[0] if _known(m[2]) else f"{m[1]}{MASKED}{m[1]}", text)
+
+
+def _known(quoted: str) -> bool:
+    return _WORD.fullmatch(quoted) is not None or any(x in quoted for x in ANY_CASE)
+
+
+def status(tracers: Mapping[str, object]) -> bytes:
+    """What the tracers could judge: of the servers that run here, and of each dump."""
+    from g4debug.findings.status_file import StatusFileError, read
+
+    running = {}
+    for path in sorted(Path("/proc").glob("[0-9]*")):
+        try:
+            found = read(int(path.name))
+        except (StatusFileError, ValueError):
+            continue  # somebody else's, or of another g4debug
+        if found is not None:
+            running[path.name] = found
+    said = {"running": running, "dumps": tracers}
+    return masked(json.dumps(said, indent=2, default=str)).encode()
 
 
 def _whole(line: Line) -> str:
@@ -103,19 +157,24 @@ def pieces(verdict: str, log: Path, middle: int, dumps: Sequence[Dump], tape: bo
     from g4debug.dumps.reading import read
 
     with log.open("rb") as file:
-        said = around(lines.raw(file), middle)
+        said = around(lines.raw(lines.opened(file)), middle)
     found = [
         Piece("triage.json", "the verdict", masked(verdict).encode()),
         Piece("versions.txt", "versions of what is installed here", versions()),
-        Piece("log.txt", f"the server's own lines around line {middle}, secrets masked", said),
+        Piece("log.txt", f"the server's own lines around line {middle}, through a sieve", said),
     ]
+    tracers: dict[str, object] = {}
     heads = [{"file": d.path.name, **dataclasses.asdict(d.head)} for d in dumps[:MOST_DUMPS]]
     if heads:
         data = json.dumps(heads, indent=2).encode()
         found.append(Piece("heads.json", "the heads of the dumps of that time", data))
     for dump in dumps[:MOST_DUMPS]:
+        autopsy = None
         try:
-            autopsy = None if dump.broken else read(dump.path).autopsy
+            if not dump.broken:
+                record = read(dump.path)
+                autopsy = record.autopsy
+                tracers[dump.path.name] = [dataclasses.asdict(one) for one in record.tracers]
         except DumpError as e:
             found.append(Piece(f"{dump.path.name}.txt", "why it cannot be read", str(e).encode()))
             continue
@@ -125,6 +184,8 @@ def pieces(verdict: str, log: Path, middle: int, dumps: Sequence[Dump], tape: bo
         if tape:
             about = "the whole dump, with its tape: lengths and hashes of requests, no text"
             found.append(Piece(dump.path.name, about, dump.path.read_bytes()))
+    about = "what the tracers could judge: in servers that run here, and in the dumps"
+    found.append(Piece("status.json", about, status(tracers)))
     return found
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 FOLDER = Path(__file__).parent / "entries"
 CASES = "docs/cases"  # of the repository
 MOST_LINES = 40
+FORMERLY = {"The server died and only the flight recorder left a dump": 7}
 PARTS = ("You see", "Run this", "It means", "What helps", "Releases")
 
 
@@ -83,5 +84,8 @@ def entries() -> dict[int, Entry]:
 
 @cache
 def by_title() -> dict[str, int]:
-    """Title -> number. A dump's FIX and a kind's record name an entry by its title."""
-    return {entry.title: number for number, entry in entries().items()}
+    """Title -> number. A dump's FIX and a kind's record name an entry by its title.
+
+    The titles of before are among them, because dumps live long.
+    """
+    return FORMERLY | {entry.title: number for number, entry in entries().items()}

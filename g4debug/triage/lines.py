@@ -7,24 +7,35 @@ endless, may steer a terminal, and may quote what a client has sent.
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import BinaryIO
+from io import BufferedReader
+from typing import BinaryIO, cast
 
 from g4debug.findings.names import clean
 
+_PACKED = {b"\x28\xb5\x2f\xfd": "zstdcat", b"BZh": "bzcat", b"\xfd7zXZ": "xzcat", b"PK": "unzip -p"}
 LONGEST = 1 << 16  # bytes of a line that are looked at; the rest of it is dropped
 KEPT = 500  # characters of a line that are remembered
 
-_CARRIERS = re.compile(
-    r"^(?:\[pod/[^\]]{1,200}\] |\([A-Za-z]\w{0,60} pid=\d+[^)]{0,60}\) |[\w.-]{1,60} +\| "
+_CARRIER = (
+    r"(?:\[pod/[^\]]{1,200}\] |\([A-Za-z]\w{0,60} pid=\d+[^)]{0,60}\) |[\w.-]{1,60} +\| "
     r"|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:?\d\d) (?:std(?:out|err) [FP] )?"
     r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d [\w.-]{1,60} [\w./@-]{1,60}(?:\[\d+\])?: )"
 )
-_PREFIX = re.compile(r"^\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:\.\d+)?((?: [A-Z]{2,5}\d+)*)\] ")
+_CARRIERS = re.compile(f"^{_CARRIER}")
+_STAMP = r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:\.\d+)?"
+_PREFIX = re.compile(rf"^{_STAMP}((?: [A-Z]{{2,5}}\d+)*)\] ")
+_SERVES = rf"{_STAMP}(?: [A-Z]{{2,5}}\d+)*\] (Decode batch|Prefill batch|The server is fired up)?"
+_PLAIN = re.compile(_SERVES.encode())
+_CARRIED = re.compile(rf'(?:\{{"log":")?(?:\x1b\[[\d;]*m)?{_CARRIER}{{0,3}}{_SERVES}'.encode())
+_KERNEL = re.compile(r"^([A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d) [\w.-]{1,60} kernel: ")
+_DMESG = re.compile(r"^\[[A-Z][a-z]{2} ([A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4})\] ")
+NO_YEAR = 4  # stands for the year that syslog leaves out; it has a 29th of February
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 _RANK = re.compile(r"^\[?rank(\d+)\]?:(?:\[[EFW]\w*[^\]]{0,60}\] ?)? ?")
 # Lines that quote a client, or a request for a page: nothing in them is SGLang's own word.
@@ -32,12 +43,17 @@ _QUOTES = re.compile(
     r"GenerateReqInput\(|EmbeddingReqInput\(|(?:Receive|Finish)(?:d)?: (?:obj|rid|request)=?"
     r"|^INFO: +\S+ - \"|Received? (?:chat|request|prompt)\b"
     r"|\b(?:text|prompt|input_ids|messages)=['\"\[]"
+    r"|\"(?:text|prompt|input_ids|messages|content)\" ?: ?[\"\[]"
 )
 
 
 @dataclass(frozen=True)
 class Line:
-    """number: from 1. at: local time of the server, by its own prefix. rank: as ``TP1``, or ''."""
+    """number: from 1. at: local time of the server, by its own prefix. rank: as ``TP1``, or ''.
+
+    A line of the kernel has no such prefix: its own time is taken, of the year NO_YEAR where it
+    has none.
+    """
 
     number: int
     text: str
@@ -45,6 +61,25 @@ class Line:
     rank: str
     prefixed: bool
     quotes: bool
+
+
+class CompressedError(ValueError):
+    """A log that is compressed in a way that is not read here. The text says what helps."""
+
+
+def opened(stream: BinaryIO) -> BinaryIO:
+    """The stream, unpacked if it is gzip's. Raises CompressedError."""
+    if not isinstance(stream, BufferedReader):
+        return stream
+    head = stream.peek(6)[:6]
+    if head.startswith(b"\x1f\x8b"):
+        return cast("BinaryIO", gzip.GzipFile(fileobj=stream))
+    for magic, program in _PACKED.items():
+        if head.startswith(magic):
+            raise CompressedError(
+                f"it is compressed; expected a text or gzip: {program} LOG | g4debug triage"
+            )
+    return stream
 
 
 def raw(stream: BinaryIO) -> Iterator[bytes]:
@@ -56,6 +91,11 @@ def raw(stream: BinaryIO) -> Iterator[bytes]:
         yield whole
 
 
+def head(data: bytes) -> re.Match[bytes] | None:
+    """The time of a line, and whether it says that the server serves. Of each line: be quick."""
+    return _PLAIN.match(data) if data.startswith(b"[2") else _CARRIED.match(data)
+
+
 def read(number: int, data: bytes) -> Line:
     """A line without its wrapping. Control characters are escaped, colours are dropped."""
     text = data.decode("utf-8", "replace").rstrip("\r\n")
@@ -63,11 +103,15 @@ def read(number: int, data: bytes) -> Line:
         text = _docker(text)
     if "\x1b" in text:
         text = _ANSI.sub("", text)
+    at, rank = None, ""
     for _ in range(3):
+        if (found := _KERNEL.match(text)) is not None:
+            at = _time(f"{found[1]} {NO_YEAR:04}")
         if (found := _CARRIERS.match(text)) is None:
             break
         text = text[found.end() :]
-    at, rank = None, ""
+    if (found := _DMESG.match(text)) is not None:
+        at, text = _time(found[1]), text[found.end() :]
     prefix = _PREFIX.match(text)
     if prefix is not None:
         try:
@@ -82,6 +126,27 @@ def read(number: int, data: bytes) -> Line:
         text = text[found.end() :]
     text = text.replace("\t", "    ")
     return Line(number, clean(text), at, rank, prefix is not None, _QUOTES.search(text) is not None)
+
+
+def _time(text: str) -> datetime | None:
+    """The time of syslog or dmesg."""
+    try:
+        return datetime.strptime(text, "%b %d %H:%M:%S %Y")
+    except ValueError:
+        return None
+
+
+def dated(at: datetime, near: datetime) -> datetime:
+    """A time with the year that syslog leaves out: the one that brings it nearest to another."""
+    if at.year != NO_YEAR:
+        return at
+    found = []
+    for year in (near.year - 1, near.year, near.year + 1):
+        try:
+            found.append(at.replace(year=year))
+        except ValueError:
+            continue  # a 29th of February
+    return min(found, key=lambda one: abs(one - near)) if found else near
 
 
 def _docker(text: str) -> str:

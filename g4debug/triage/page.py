@@ -13,7 +13,7 @@ from g4debug.triage.entry import CASES, Entry, by_title, entries
 from g4debug.triage.patterns import PATTERNS, SEEN
 
 LARGEST = 45_000  # bytes
-SHOWN = 3  # texts of a pattern
+ROOM = 70  # characters for the texts of a pattern; the first one is always shown
 
 HEAD = """# Triage
 
@@ -27,8 +27,8 @@ Numbers such as #29352 are upstream's threads.
 
 ## Find your entry
 
-Search for a piece of your log line without numbers and names; `…` stands for them.
-The `FIX` line of `g4debug show` names an entry by its heading.
+`g4debug triage "words"` knows more texts than this page. Here, search for a piece of your line
+without numbers and names; `…` stands for them.
 """
 FOUND = "There is a finding of g4debug"
 BEHIND = """
@@ -90,7 +90,7 @@ def _index(section: str) -> list[str]:
     lines = ["| In the log | Where, when | Entry |", "|---|---|---|"]
     for p in mine:
         # GitHub's Markdown needs two backticks around a text that has one.
-        shown = p.says[:SHOWN]
+        shown = [t for i, t in enumerate(p.says) if not i or sum(map(len, p.says[: i + 1])) <= ROOM]
         says = ", ".join(f"`` {t} ``" if "`" in t else f"`{t.strip()}`" for t in shown)
         numbers = ", ".join(f"[{n}]" for n in (p.entry, *p.also) if n)
         lines.append(_row(says, p.where, numbers or p.advice))

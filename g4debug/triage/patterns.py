@@ -50,7 +50,8 @@ class Pattern:
     entry: its number; 0 if no entry is about it, because g4debug has no part in it: then ``advice``
     says what it is and what helps. frames: one of these is in the same traceback. server: all of
     these words are known of the server (see ``server.Server.words``). also: entries that may be
-    meant, too. first: the text begins the line, as the name of an exception does.
+    meant, too. explains: it is the cause of an error of the same process that was told before it.
+    innermost: ``frames`` counts for the frame that raised, and for none above it.
     """
 
     says: tuple[str, ...]
@@ -62,16 +63,26 @@ class Pattern:
     server: tuple[str, ...] = ()
     also: tuple[int, ...] = ()
     advice: str = ""
+    explains: bool = False
+    innermost: bool = False
 
     @cached_property
     def regex(self) -> re.Pattern[str]:
         return re.compile("|".join(map(_regex, self.says)))
 
+    @property
+    def lasting(self) -> bool:
+        """Whether the process cannot go on: CUDA's errors, its end, and SGLang's watchdog."""
+        stands = self.stage == Stage.STANDS and self is not HEALTH
+        return stands or self.explains or self.section in (CUDA, KILLED)
+
 
 def _regex(text: str) -> str:
     """Pieces between holes in this order, near each other. An exception's name begins the line."""
     pieces = ".{0,300}?".join(map(re.escape, text.split(HOLE)))
-    if re.fullmatch(r"[A-Z]\w*Error", text):  # a bare one has no text
+    if text in ANY_CASE:
+        return f"(?i:{pieces})"
+    if re.fullmatch(r"[A-Z]\w*(?:Error|Interrupt)", text):  # a bare one has no text
         return rf"^{text}:?\s*$"
     exception = re.match(r"[A-Z]\w*(?:Error|Exception)\b", text)
     return rf"(?:^|(?<=hit an exception: ))(?:[\w.]{{1,80}}\.)?{pieces}" if exception else pieces
@@ -91,7 +102,63 @@ OTHER = "It is not a matter of g4debug"
 _C, _S, _H, _E, _A, _N = Stage
 _MTP = "FROZEN_KV_MTP"
 _SPEC = ("frozen_kv_mtp_worker", "/eagle_", "eagle_worker")
+# Libraries write these as they like: CUDA error, Cuda error, HIP error, failed with error.
+ANY_CASE = ("an illegal memory access was encountered", "unspecified launch failure")
 _BOUNDS = "IndexError: index … is out of bounds for dimension 0 with size …"
+
+HEALTH = Pattern(
+    (
+        "Health check failed. Server couldn't get a response from detokenizer",
+        "Signal SIGTERM received while health check failed",
+    ),
+    "twice without a batch between them: the server stands",
+    8,
+    _H,
+    HANGS,
+)
+NETWORK = Pattern(
+    (
+        "ncclSystemError",
+        "NCCL WARN NET/IB…Got completion",
+        "NCCL WARN NET/IB…async fatal event",
+        "NCCL WARN NET/IB…port error",
+        "Error while creating shared memory segment",
+    ),
+    "",
+    0,
+    _A,
+    OTHER,
+    advice="NCCL lost a peer, the network between the ranks failed, or /dev/shm is too small for "
+    "it (--shm-size or --ipc=host). A rank of another machine may have died first: see its log.",
+)
+SIGTERM = Pattern(
+    (
+        "Gracefully exiting... Remaining number of requests",
+        "SIGTERM received. signum=",
+        "SIGTERM received on node_rank",
+    ),
+    "",
+    0,
+    _A,
+    OTHER,
+    advice="Somebody asked the server to end (SIGTERM). It may be an operator, a probe or a "
+    "scale-down.",
+)
+TAKEN = Pattern(
+    ("Address already in use", "address already in use"),
+    "",
+    0,
+    _E,
+    OTHER,
+    advice="The port is taken, often by a server that has not ended. End it, or take another "
+    "--port.",
+)
+GRACE = replace(
+    SIGTERM,
+    advice="The server was asked to end (SIGTERM), and killed (-9) when the grace period was over. "
+    "It may be an operator, a probe or a scale-down. If its requests need longer, lengthen the "
+    "grace period.",
+)
 
 PATTERNS: tuple[Pattern, ...] = (
     # --- CUDA ---
@@ -132,6 +199,16 @@ PATTERNS: tuple[Pattern, ...] = (
         also=(23,),
     ),
     Pattern(
+        ("Assertion `probability tensor contains …",),
+        "behind `block: […], thread: […]`: NaN or Inf in the logits",
+        15,
+        _C,
+        CUDA,
+        frames=("block: [",),
+        also=(23,),
+        explains=True,
+    ),
+    Pattern(
         ("Assertion `…` failed.", "Assertion `…' failed."),
         "behind `block: […], thread: […]`, thousands of times",
         23,
@@ -139,6 +216,7 @@ PATTERNS: tuple[Pattern, ...] = (
         CUDA,
         frames=("block: [",),
         also=(22,),
+        explains=True,
     ),
     Pattern(
         ("device-side assert triggered", "cudaErrorAssert"),
@@ -150,15 +228,15 @@ PATTERNS: tuple[Pattern, ...] = (
     ),
     Pattern(
         (
-            "CUDA error: an illegal memory access was encountered",
+            *ANY_CASE,
             "CUDA error: misaligned address",
             "cudaErrorIllegalAddress",
-            "CUDA error: unspecified launch failure",
+            "CUDA_ERROR_ILLEGAL_ADDRESS",
             "CUDA error: an illegal instruction was encountered",
             "CUBLAS_STATUS_EXECUTION_FAILED",
             "NVRM: Xid …: 31,",
             "NVRM: Xid …: 13,",
-            "Triton Error [CUDA]: an illegal memory access was encountered",
+            "Memory access fault by GPU node-…",
         ),
         "any other error of a kernel: run it again with `SGLANG_TRTLLM_MHA_DEBUG=1`",
         7,
@@ -195,6 +273,7 @@ PATTERNS: tuple[Pattern, ...] = (
         _C,
         PYTHON,
         frames=_SPEC,
+        innermost=True,
     ),
     Pattern(
         (_BOUNDS,),
@@ -214,14 +293,19 @@ PATTERNS: tuple[Pattern, ...] = (
     ),
     Pattern(
         ("AssertionError: old_prefix_len=…, new_indices=…",),
-        "`cache_unfinished_req` of the prefix cache (upstream #25091)",
+        "`cache_unfinished_req` of the prefix cache (#25091)",
         25,
         _C,
         PYTHON,
     ),
     Pattern(
-        ("AssertionError: node is in use, …", "AssertionError: inc_lock_swa on swa_tombstone node"),
-        "a lock of the prefix cache (upstream #28161)",
+        (
+            "AssertionError: node is in use…",
+            "AssertionError: inc_lock_swa on swa_tombstone node",
+            "AssertionError: dec_lock_ref on …",
+            "AssertionError: … release hit …lock_ref=0 on node",
+        ),
+        "a lock of the prefix cache (#28161)",
         25,
         _C,
         PYTHON,
@@ -236,7 +320,7 @@ PATTERNS: tuple[Pattern, ...] = (
     ),
     Pattern(
         ("AssertionError: KV cache is full! Bug in memory estimation.",),
-        "`disaggregation/decode.py` (upstream #29662)",
+        "`disaggregation/decode.py` (#29662)",
         10,
         _C,
         PYTHON,
@@ -248,10 +332,11 @@ PATTERNS: tuple[Pattern, ...] = (
         _C,
         PYTHON,
         frames=_SPEC,
+        innermost=True,
     ),
     Pattern(
         ("RuntimeError: cannot reshape tensor of 0 elements into shape …",),
-        "rotary embedding, in a prefill (upstream #24252)",
+        "rotary embedding, in a prefill (#24252)",
         25,
         _C,
         PYTHON,
@@ -259,7 +344,7 @@ PATTERNS: tuple[Pattern, ...] = (
     ),
     Pattern(
         ("RuntimeError: output with shape [1] doesn't match the broadcast shape […]",),
-        "0.5.14, the first draft of FROZEN_KV_MTP without CUDA graphs (upstream #29616)",
+        "0.5.14, the first draft of FROZEN_KV_MTP without CUDA graphs (#29616)",
         14,
         _C,
         PYTHON,
@@ -316,6 +401,13 @@ PATTERNS: tuple[Pattern, ...] = (
     ),
     # --- hangs ---
     Pattern(
+        ("watchdog timeout (self.watchdog_timeout=…, self.soft=True",),
+        "the soft one: the server is left alive",
+        8,
+        _N,
+        HANGS,
+    ),
+    Pattern(
         (
             "watchdog timeout (self.watchdog_timeout=…",
             "watchdog timeout (watchdog_timeout=…",
@@ -326,9 +418,11 @@ PATTERNS: tuple[Pattern, ...] = (
         _H,
         HANGS,
     ),
+    HEALTH,
     Pattern(
         (
             "retract_decode: aborted last request … due to OOM",
+            "retract_decode: aborted request …: Retract",
             "Out of memory even after retracting all other requests in the decode batch",
         ),
         "a client gets HTTP 500, the server lives",
@@ -341,15 +435,14 @@ PATTERNS: tuple[Pattern, ...] = (
     Pattern(
         (
             "Subprocess … crashed with exit code -9",
-            "scheduler died during initialization (exit code: -9",
+            "Fatal Python error: Aborted",
             "Subprocess … crashed with exit code -11",
             "Subprocess … crashed with exit code -6",
             "scheduler died during initialization (exit code: -",
-            "Fatal Python error: Aborted",
             "Fatal Python error: Segmentation fault",
             "Fatal Python error: Bus error",
         ),
-        "no traceback, or `Fatal Python error`",
+        "no traceback; -6 and -11, too",
         26,
         _E,
         KILLED,
@@ -379,9 +472,9 @@ PATTERNS: tuple[Pattern, ...] = (
     Pattern(
         (
             "Connection closed by peer",
-            "Connection reset by peer",
             "NCCL error",
             "ncclRemoteError",
+            "Connection reset by peer",
             "ncclInternalError",
             "unhandled cuda error",
             "Watchdog caught collective operation timeout",
@@ -393,6 +486,7 @@ PATTERNS: tuple[Pattern, ...] = (
             "failed to recv, got 0 bytes",
             "Broken pipe [",
             "recvValue failed",
+            "Timed out waiting …ms for … operation to complete",
         ),
         "below another rank's exception, `--tp-size 2` or more",
         24,
@@ -532,31 +626,13 @@ PATTERNS: tuple[Pattern, ...] = (
         0,
         _C,
         OTHER,
+        explains=True,
         advice="The GPU, its memory or its link failed. Drain the machine; nvidia-smi -q -d ECC "
         "and dmesg have the rest. No software of the server can do this.",
     ),
-    Pattern(
-        (
-            "NCCL WARN NET/IB",
-            "ncclSystemError",
-            "NCCL WARN Error while creating shared memory segment",
-        ),
-        "",
-        0,
-        _C,
-        OTHER,
-        advice="The network between the ranks failed, or /dev/shm is too small for NCCL "
-        "(--shm-size or --ipc=host). It is no matter of KV.",
-    ),
-    Pattern(
-        ("Address already in use", "address already in use"),
-        "",
-        0,
-        _E,
-        OTHER,
-        advice="The port is taken, often by a server that has not ended. End it, or take another "
-        "--port.",
-    ),
+    NETWORK,
+    replace(TAKEN, says=("error while attempting to bind on address",), stage=_C),
+    TAKEN,
     Pattern(("No space left on device",), "", 0, _E, OTHER, advice="A disk or /dev/shm is full."),
     Pattern(
         (
@@ -592,12 +668,17 @@ PATTERNS: tuple[Pattern, ...] = (
             "SafetensorError: ",
             "LocalEntryNotFoundError: ",
             "does not appear to have a file named",
+            "couldn't connect to 'https://huggingface.co'",
+            "HfHubHTTPError: ",
+            "You are trying to access a gated repo",
+            "host='huggingface.co'",
         ),
         "",
         0,
         _E,
         OTHER,
-        advice="The model's files were not found, are not allowed to be read, or are damaged.",
+        advice="The model's files were not found, cannot be fetched, may not be read, or are "
+        "damaged.",
     ),
     Pattern(
         ("ModuleNotFoundError: ", "ImportError: "),
@@ -616,14 +697,14 @@ PATTERNS: tuple[Pattern, ...] = (
         OTHER,
         advice="The launch command has an argument that this release does not know.",
     ),
+    SIGTERM,
     Pattern(
-        ("Gracefully exiting... Remaining number of requests", "SIGTERM received. signum="),
+        ("KeyboardInterrupt",),
         "",
         0,
         _A,
         OTHER,
-        advice="Somebody asked the server to end (SIGTERM). It may be an operator, a probe or a "
-        "scale-down.",
+        advice="Somebody ended the server in its terminal (Ctrl-C).",
     ),
 )
 
@@ -686,10 +767,20 @@ FINDING = re.compile(
 )
 
 
-def kind_of(line: str) -> FindingKind | None:
-    """The kind of the finding that a log line tells; None if it tells none."""
+# Above a finding that an exception names: SGLang may have raised it anew, with words of its own.
+_RAISED = re.compile(r"(?:[\w.]{0,100}(?:Error|Exception): (?:[\w .-]{1,80}: )?)?")
+
+
+def kind_of(line: str, quoted: bool = True) -> FindingKind | None:
+    """The kind of the finding that a log line tells; None if it tells none.
+
+    quoted: wherever it stands in the line. Else only where g4debug itself can have written it: at
+    the beginning, or behind the name of an exception.
+    """
     found = FINDING.search(line)
     if found is None:
+        return None
+    if not quoted and not _RAISED.fullmatch(line, 0, found.start()):
         return None
     headline = line[found.start() + len("g4debug: ") :]
     for regex, _, kind in _by_check()[found["check"]]:
@@ -704,6 +795,12 @@ def of_kind(kind: FindingKind) -> Pattern:
     return Pattern(
         texts(kind), f"`{kind.check}: {kind.name}`", by_title()[kind.entry], _STAGES[kind.place]
     )
+
+
+def of_finding(kind: FindingKind, line: str) -> Pattern:
+    """The same for a finding in a line: who freed the page may name another entry."""
+    pattern, entry = of_kind(kind), by_title()[kind.entry_for(line)]
+    return pattern if entry == pattern.entry else of_entry(pattern, entry)
 
 
 def of_entry(pattern: Pattern, entry: int) -> Pattern:

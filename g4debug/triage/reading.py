@@ -5,6 +5,10 @@ the other ranks that lose their peer, NCCL's watchdog, the main process that fin
 line that says something is a *mark* with a stage (``patterns.Stage``). Of each start of a server,
 the earliest mark of the first stage that explains the rest is its first cause.
 
+A server also says such things and lives: it quotes a client, tries another port, catches an
+exception. So a mark behind which the server served on did not end it. Findings of g4debug are
+excepted: they are true of a server that lives, too.
+
 Memory is bounded: of each launch so many marks of each stage, and so many launches, are kept.
 """
 
@@ -13,14 +17,25 @@ from __future__ import annotations
 import re
 from collections import Counter, deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import BinaryIO
 
 from g4debug.findings.kinds import FindingKind
 from g4debug.triage import lines, patterns
 from g4debug.triage.lines import KEPT, Line
-from g4debug.triage.patterns import ITSELF, PATTERNS, Pattern, Stage
+from g4debug.triage.patterns import (
+    GRACE,
+    HEALTH,
+    ITSELF,
+    KILLED,
+    NETWORK,
+    OTHER,
+    PATTERNS,
+    SIGTERM,
+    Pattern,
+    Stage,
+)
 from g4debug.triage.server import Server
 
 MOST_MARKS = 40  # of one stage in one launch
@@ -29,6 +44,8 @@ FRAMES = 200  # lines of a traceback
 INNERMOST = 6  # of them: the three frames where it was raised
 NEAR_SECONDS, NEAR_LINES = 60, 500  # an error is explained by a cause that is told so soon after it
 BEFORE_SECONDS = 600  # what was told longer before the end did not end it, a finding excepted
+SERVED_SECONDS = 10  # other ranks may serve so long when CUDA has failed on one
+HANDLED_LINES = 3  # of a message above the traceback that is logged with it
 
 # Only a line with one of these is looked at: a log of gigabytes is mostly others.
 _WORDS = (
@@ -39,25 +56,41 @@ _WORDS = (
     "|fatal|Fatal|Broken pipe|initialized|out of resource|failed to recv|recvValue|heartbeat|Leak"
     "|swa_tombstone|fallen off|appear to have|fmhaSm100f|page-table|switch fix|so a finding could"
     "|sigquit|SIGQUIT|ECC |transfer failed|handshake failed|bootstrap failed|ERROR|Terminating"
+    "|launch failure|Health check|Timed out waiting|huggingface|gated repo|Interrupt|warmup error"
+    "|aborted request|Memory access|to bind on"
 )
 TRIGGER = re.compile(_WORDS.encode())
+_STARTS = re.compile(r"[^'\"]{0,120}server_args=(?:ServerArgs\(|\{)")  # a dict since 0.5.23
 _STATISTICS = (b"] Decode batch", b"] Prefill batch", b" Decode batch,", b' HTTP/1.1" ')
 _DIED = re.compile(
     r"(?:Scheduler|Controller|Manager|Router|Worker\w*|ModelRunner) hit an exception: "
     r"|Subprocess \S+ \(pid=\d+\) crashed|scheduler died during initialization|Received sigquit"
+    r"|SIGQUIT received\. signum="
 )
 _EXCEPTION = re.compile(
     r"^(?:[A-Za-z_]\w*\.)*\w*(?:Error|Exception|Interrupt|Timeout|Failure)\b(?:: .*)?$"
 )
-# SGLang's main process says so when a child has failed, whatever the child has said.
-_CHILD_FAILED = re.compile(r"Received sigquit from a child process|SIGQUIT received\. signum=")
+# The main process says so when a child has failed, or the first request, whatever was said before.
+_CHILD_FAILED = re.compile(
+    r"Received sigquit from a child process|SIGQUIT received\. signum="
+    r"|Subprocess \S+ \(pid=\d+\) crashed|Initialization failed\. warmup error: "
+)
 _ERROR = re.compile(r"\b(?:ERROR|FATAL|CRITICAL|[A-Z]\w*(?:Error|Exception))\b")
+# What a logger says above the traceback of an exception that was caught.
+_HANDLED = re.compile(rb"ERROR|[Ee]rror|xception|[Ff]ailed")
+_ABORTED = re.compile(r"exit code -6\b|exit code: -6\b|Fatal Python error: Aborted")
+_SIGKILL = re.compile(r"exit code:? -9\b")
 UNKNOWN = Pattern(("an exception that is not known",), "", 0, Stage.SURFACED)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Mark:
-    """A line that says something. kind: of the finding that it tells, if it tells one."""
+    """A line that says something. kind: of the finding that it tells, if it tells one.
+
+    at: the line's own time; or else of the traceback that it is in, or of the next line that has
+    one. since: the last time that was told above it. block: the line where its traceback begins,
+    0 if it is in none. raised: in a traceback that nobody was seen to catch.
+    """
 
     line: int
     at: datetime | None
@@ -67,11 +100,18 @@ class Mark:
     stage: Stage
     kind: FindingKind | None = None
     frame: str = ""  # of an exception: where it was raised
+    since: datetime | None = None
+    block: int = 0
+    raised: bool = False
 
 
 @dataclass
 class Launch:
-    """One start of a server. died: the line that says so, 0 if none does."""
+    """One start of a server. died: the line that says so, 0 if none does; dying: the same line.
+
+    served: the last line above that which says that it serves, 0 if none does. sparse: that line
+    when the marks of a stage were last thinned out.
+    """
 
     begins: int = 1
     server: Server = field(default_factory=Server)
@@ -80,39 +120,86 @@ class Launch:
     dumps: list[str] = field(default_factory=list)
     died: int = 0
     died_at: datetime | None = None
+    dying: Mark | None = None
+    served: int = 0
+    served_at: datetime | None = None
+    sparse: dict[Stage, int] = field(default_factory=dict)
 
-    def add(self, mark: Mark) -> None:
+    def add(self, mark: Mark) -> bool:
+        """Whether it is kept. What the server has survived makes room for what comes later."""
         self.counts[mark.stage] += 1
         of_stage = self.marks.setdefault(mark.stage, [])
-        if len(of_stage) < MOST_MARKS:
-            of_stage.append(mark)
+        if len(of_stage) >= MOST_MARKS and self.sparse.get(mark.stage, 0) < self.served:
+            self.sparse[mark.stage] = self.served
+            kept = [m for m in of_stage[1:] if not self.survives(m)]
+            self.counts[mark.stage] -= len(of_stage) - 1 - len(kept)
+            of_stage[1:] = kept
+        if len(of_stage) >= MOST_MARKS:
+            return False
+        of_stage.append(mark)
+        return True
 
     @property
     def ended(self) -> bool:
-        return bool(self.died or self.counts[Stage.ENDED] or self.counts[Stage.STANDS])
+        told = (m for s in (Stage.ENDED, Stage.STANDS) for m in self.marks.get(s, []))
+        asked = any(m.pattern is SIGTERM for m in self.marks.get(Stage.AFTER, []))
+        return bool(self.died) or asked or any(not self.survives(m) for m in told)
 
     def all_marks(self) -> list[Mark]:
         return sorted((m for ms in self.marks.values() for m in ms), key=lambda m: m.line)
 
+    def survives(self, mark: Mark) -> bool:
+        """Whether the server served on behind it, and so it ended nothing."""
+        if mark.kind is not None or mark.stage == Stage.SIGN or mark.pattern is SIGTERM:
+            return False
+        if self.served <= mark.line or not mark.pattern.lasting:
+            return self.served > mark.line
+        since = mark.at if self.died or mark.since is None else mark.since
+        if since is None or self.served_at is None:
+            return not self.died
+        return (self.served_at - since).total_seconds() >= SERVED_SECONDS
+
     def first(self) -> Mark | None:
         """The first cause; None if nothing was told that ends or slows a server."""
-        early = [m for m in self.all_marks() if m.stage <= Stage.STANDS and self._counts(m)]
+        marks = [m for m in self.all_marks() if self._counts(m) and not self.survives(m)]
+        early = [m for m in marks if m.stage <= Stage.STANDS and m.pattern is not HEALTH]
         if early:
-            chosen = early[0]
-            if chosen.stage != Stage.CAUSE:
-                near = [m for m in early[1:] if m.stage == Stage.CAUSE and _near(chosen, m)]
-                known = [m for m in early[1:] if m.pattern is not UNKNOWN and _near(chosen, m)]
-                if near:
-                    return near[0]
-                # Which other error of the same moment has a name? Not where ours has one.
-                if chosen.pattern is UNKNOWN and known and known[0].rank == chosen.rank:
-                    return known[0]
-            return chosen
-        for stage in (Stage.ENDED, Stage.AFTER):
-            if of_stage := self.marks.get(stage):
-                return next((m for m in of_stage if m.pattern is not UNKNOWN), of_stage[0])
+            return _of_early(early)
+        ended = self._of_ended([m for m in marks if m.stage == Stage.ENDED])
+        after = self._of_after([m for m in marks if m.stage == Stage.AFTER])
+        health = next((m for m in marks if m.pattern is HEALTH), None)
+        if health is not None and (ended is None or health.line < ended.line):
+            return health
+        if ended is not None and after is not None and after.line < ended.line:
+            if _SIGKILL.search(ended.text) and after.pattern is SIGTERM and _soon(after, ended):
+                return replace(after, pattern=GRACE)
+            # Who gives up on a peer aborts: that follows from NCCL's word above it.
+            peer = after.pattern is NETWORK or bool(after.pattern.frames)
+            if peer and _ABORTED.search(ended.text):
+                return after
         signs = self.marks.get(Stage.SIGN, [])
-        return min(signs, key=lambda m: (m.pattern.section == ITSELF, m.line), default=None)
+        sign = min(signs, key=lambda m: (m.pattern.section == ITSELF, m.line), default=None)
+        return ended or after or self.dying or sign
+
+    def follow(self, first: Mark) -> int:
+        """How many marks were told behind the first cause, those that are not kept included."""
+        above = sum(m.line <= first.line for m in self.all_marks() if m.stage != Stage.SIGN)
+        return sum(self.counts[stage] for stage in Stage if stage != Stage.SIGN) - above
+
+    def _of_ended(self, ended: list[Mark]) -> Mark | None:
+        """What ended the process: a kill; or a traceback that nobody caught; or the last words."""
+        killed = [m for m in ended if m.pattern.section == KILLED]
+        raised = [m for m in ended if m.raised]
+        words = [] if self.died else ended  # of a child that failed these are not
+        return next(filter(None, map(_known, (killed, raised, words))), None)
+
+    @staticmethod
+    def _of_after(after: list[Mark]) -> Mark | None:
+        first = _known(after)
+        if first is None or first.pattern in (SIGTERM, UNKNOWN):
+            return first
+        # NCCL's own word says more than that of the process that was waiting for it.
+        return next((m for m in after if m.pattern is NETWORK and _near(first, m)), first)
 
     def _counts(self, mark: Mark) -> bool:
         """Whether it may have ended the launch: it was not told, and survived, long before."""
@@ -121,10 +208,64 @@ class Launch:
         return (self.died_at - mark.at).total_seconds() <= BEFORE_SECONDS
 
 
+def _known(marks: list[Mark]) -> Mark | None:
+    return next((m for m in marks if m.pattern is not UNKNOWN), marks[0] if marks else None)
+
+
+def _of_early(early: list[Mark]) -> Mark:
+    """The first of them, or what explains it and is told a little later."""
+    chosen = early[0]
+    if chosen.stage == Stage.CAUSE:
+        return chosen
+    near = [m for m in early[1:] if _near(chosen, m)]
+    for mark in near:
+        if mark.stage == Stage.CAUSE and _explains(mark, chosen):
+            return mark
+    # Which other error of the same moment has a name? Not where ours has one.
+    if chosen.pattern is UNKNOWN:
+        same = (m for m in near if m.pattern is not UNKNOWN)
+        return next((m for m in same if m.rank == chosen.rank or _same_block(m, chosen)), chosen)
+    return chosen
+
+
+def _explains(mark: Mark, chosen: Mark) -> bool:
+    """A finding does, of any rank; an assert or a broken GPU, of the same rank or of no known one.
+
+    The flight recorder tells an exception before SGLang does, and so without a name.
+    """
+    same = mark.rank in ("", chosen.rank) or not chosen.rank
+    told = chosen.kind is not None or mark.pattern.explains
+    return mark.kind is not None or (told and same)
+
+
+def _of_server(pattern: Pattern, server: Server) -> Pattern | None:
+    """The pattern as it holds of a server, None if it does not.
+
+    If only the release is missing that tells whether the server has the bug, the entry that is
+    right in any case goes first.
+    """
+    missing = set(pattern.server) - server.words() if pattern.server else ()
+    if not missing:
+        return pattern
+    if missing == {f"may have entry {pattern.entry}"} and not server.known:
+        return patterns.of_entry(pattern, pattern.also[0])
+    return None
+
+
+def _same_block(one: Mark, other: Mark) -> bool:
+    return one.block == other.block != 0
+
+
 def _near(one: Mark, other: Mark) -> bool:
     if one.at is not None and other.at is not None:
         return abs((other.at - one.at).total_seconds()) <= NEAR_SECONDS
     return other.line - one.line <= NEAR_LINES
+
+
+def _soon(one: Mark, other: Mark) -> bool:
+    if one.at is None or other.at is None:
+        return other.line - one.line <= NEAR_LINES
+    return (other.at - one.at).total_seconds() <= BEFORE_SECONDS
 
 
 @dataclass(frozen=True)
@@ -142,58 +283,92 @@ class Reading:
 
     @property
     def chosen(self) -> Launch:
-        """The launch to tell of: the last one that ended by something known, or else that ended."""
+        """The launch to tell of: the last one that ended, whether it is known why or not."""
         ended = [x for x in self.launches if x.ended]
-        known = [x for x in ended if (m := x.first()) is not None and m.pattern.entry]
         told = [x for x in self.launches if x.first() is not None]
-        return (known or ended or told or list(self.launches))[-1]
+        return (ended or told or list(self.launches))[-1]
 
 
 class Reader:
     """Takes the lines of a log one by one."""
 
-    def __init__(self, single: bool = False) -> None:
-        self._launches: list[Launch] = [Launch()]
+    def __init__(self, single: bool = False, installed: str = "") -> None:
+        self._installed = installed
+        self._launches: list[Launch] = [Launch(server=Server(installed=installed))]
         self._left_out = 0
         self._traceback: deque[str] = deque(maxlen=FRAMES)
         self._recent: deque[str] = deque(maxlen=4)
         self._open = self._fatal = False
+        self._block = 0
+        self._block_rank = ""
+        self._block_at: datetime | None = None
         self._raised = Stage.ENDED
+        self._raising = False  # the exception of the traceback has not been named yet
         self._at: datetime | None = None
-        self._rank = ""
+        self._stamped, self._head = 0, b""  # the last line that has a time
+        self._stamp = b""
+        self._waiting: list[Mark] = []  # for the next time
+        self._unwell = 0  # health checks that failed, since the last batch
         self._number = 0
         self._single = single
         self._errors, self._error = 0, (0, "")
 
     def take(self, data: bytes) -> None:
         self._number += 1
-        if not self._open and not self._single:
-            head = data[:400]  # most of a log are SGLang's statistics, and they accuse nobody
-            if any(word in head for word in _STATISTICS) or TRIGGER.search(data) is None:
-                return
+        head = data[:KEPT]
+        if (found := lines.head(head)) is not None:
+            self._time(found[1], head)
+            if found[2]:
+                self._serves()
+        # Most of a log are SGLang's statistics, and they accuse nobody.
+        statistics = any(word in head for word in _STATISTICS)
+        looked_at = self._open or self._single
+        if not looked_at and (statistics or TRIGGER.search(data) is None):
+            return
         line = lines.read(self._number, data)
         if line.quotes:
             return
-        if line.prefixed or line.at:
-            self._at, self._rank = line.at, line.rank
-        elif line.rank:
-            self._rank = line.rank
         self._launch(line)
         self._frames(line)
         self._mark(line)
         self._recent.append(line.text[:KEPT])
 
+    def _time(self, stamp: bytes, head: bytes) -> None:
+        """A line has a time. Lines above it without one were told until then."""
+        if stamp != self._stamp:
+            try:
+                self._at = datetime.fromisoformat(stamp.decode())
+            except ValueError:
+                return
+            self._stamp = stamp
+        self._stamped, self._head = self._number, head
+        for mark in self._waiting:
+            if mark.at is None or self._at is None:
+                mark.at = self._at
+            else:  # the kernel's, without a year
+                mark.at = lines.dated(mark.at, self._at)
+        self._waiting.clear()
+
+    def _serves(self) -> None:
+        launch = self._launches[-1]
+        self._unwell = 0
+        if not launch.died:
+            launch.served, launch.served_at = self._number, self._at
+
     def _launch(self, line: Line) -> None:
         launch = self._launches[-1]
-        if "server_args=ServerArgs(" in line.text and launch.ended:
-            launch = Launch(line.number)
+        if _STARTS.match(line.text) and (launch.ended or launch.served):
+            launch = Launch(line.number, Server(installed=self._installed))
             self._launches.append(launch)
+            self._unwell = 0
             if len(self._launches) > MOST_LAUNCHES:
                 del self._launches[1]
                 self._left_out += 1
         launch.server.take(line.text)
-        if _DIED.search(line.text) and not launch.died:
-            launch.died, launch.died_at = line.number, self._at
+        if not launch.died and (_DIED.search(line.text) or _CHILD_FAILED.search(line.text)):
+            launch.died, launch.died_at = line.number, line.at or self._at
+            text = line.text.strip()[:KEPT]
+            launch.dying = Mark(line.number, launch.died_at, line.rank, text, UNKNOWN, Stage.AFTER)
         if found := re.match(r" {2}dump: {5}(\S.*)$", line.text):
             launch.dumps[20:] = []
             launch.dumps.append(found[1].strip("'\""))
@@ -202,36 +377,49 @@ class Reader:
         if "Traceback (most recent call last)" in line.text:
             if not self._open or line.prefixed:
                 self._traceback.clear()
-                self._fatal = bool(_DIED.search(line.text)) or not line.prefixed
-                self._raised = Stage.SURFACED if _DIED.search(line.text) else Stage.ENDED
-            self._open = True
+                died = _DIED.search(line.text) is not None
+                logged = line.prefixed or 0 < line.number - self._stamped <= HANDLED_LINES
+                caught = line.prefixed or (logged and self._caught())
+                self._fatal = died or not caught
+                self._raised = Stage.SURFACED if died else Stage.ENDED
+                self._block, self._block_rank = line.number, line.rank
+                self._block_at = self._at if logged and self._stamped else None
+            self._open = self._raising = True
         elif self._open and line.prefixed:
-            self._open = False
+            self._open = self._raising = False
             self._traceback.clear()
         elif self._open and line.text.strip(" ^~"):
             self._traceback.append(line.text[:KEPT])
 
+    def _caught(self) -> bool:
+        """Whether a server that serves has logged the traceback itself, below a message of its own.
+
+        At a start the same may be an exception that ends it, printed below some other line.
+        """
+        launch = self._launches[-1]
+        return bool(launch.served) and not launch.died and bool(_HANDLED.search(self._head))
+
     def _mark(self, line: Line) -> None:
         launch = self._launches[-1]
         text = line.text
-        kind = patterns.kind_of(text)
+        quoted = self._single or (not line.prefixed and not self._stamped)
+        kind = patterns.kind_of(text, quoted)
         if kind is not None:
-            pattern = patterns.of_kind(kind)
-            if "_insert_helper" in text and "Wrong answers under load" in kind.see:
-                pattern = patterns.of_entry(pattern, 9)
-            self._add(launch, line, pattern, kind)
+            self._add(launch, line, patterns.of_finding(kind, text), kind)
             return
-        words: set[str] | None = None
-        for pattern in PATTERNS:
-            if pattern.regex.search(text) is None or not self._fits(pattern, text):
+        for one in PATTERNS:
+            if one.regex.search(text) is None or not self._fits(one, text):
                 continue
-            if pattern.server:
-                words = launch.server.words() if words is None else words
-                if not words.issuperset(pattern.server):
-                    continue
-            self._add(launch, line, pattern)
+            if (pattern := _of_server(one, launch.server)) is None:
+                continue
+            if pattern is HEALTH and "SIGTERM" not in text:
+                self._unwell += 1
+                if self._unwell < 2 and not self._single:
+                    return
+            self._add(launch, line, pattern, stage=self._stage(pattern))
             return
-        if self._fatal and self._open and len(self._traceback) > 1 and _EXCEPTION.match(text):
+        exception = _EXCEPTION.match(text)
+        if self._fatal and self._open and len(self._traceback) > 1 and exception:
             self._add(launch, line, UNKNOWN, stage=self._raised)
         elif _CHILD_FAILED.search(text):
             self._add(launch, line, UNKNOWN, stage=Stage.AFTER)
@@ -239,6 +427,15 @@ class Reader:
             self._errors += 1
             if self._errors == 1:
                 self._error = (line.number, text.strip()[:KEPT])
+        if exception:
+            self._raising = False
+
+    def _stage(self, pattern: Pattern) -> Stage:
+        """The stage of a text where it stands: below an exception of SGLang it is what is wrong."""
+        below = self._open and self._fatal and self._raised == Stage.SURFACED
+        if below and pattern.stage == Stage.ENDED and pattern.section == OTHER:
+            return Stage.CAUSE
+        return pattern.stage
 
     def _fits(self, pattern: Pattern, text: str) -> bool:
         if not pattern.frames:
@@ -248,6 +445,8 @@ class Reader:
             if not self._open:
                 return False
             context = list(self._traceback)[-INNERMOST - 1 :]
+        if pattern.innermost:
+            context = [x for x in context if x.lstrip().startswith("File ")][-1:]
         return any(frame in one for frame in pattern.frames for one in context)
 
     def _add(
@@ -259,27 +458,47 @@ class Reader:
         stage: Stage | None = None,
     ) -> None:
         frames = [x.strip() for x in self._traceback if x.lstrip().startswith("File ")]
-        at = line.at or self._at
-        rank = line.rank or self._rank
-        where = frames[-1] if frames and self._open and kind is None else ""
-        stage = pattern.stage if stage is None else stage
-        text = line.text.strip()[:KEPT]
-        launch.add(Mark(line.number, at, rank, text, pattern, stage, kind, where))
+        inside = self._open and self._raising
+        at = line.at or (self._block_at if inside else None)
+        if at is not None and at.year == lines.NO_YEAR and self._at is not None:
+            at = lines.dated(at, self._at)
+        mark = Mark(
+            line.number,
+            at,
+            line.rank or (self._block_rank if self._open else ""),
+            line.text.strip()[:KEPT],
+            pattern,
+            pattern.stage if stage is None else stage,
+            kind,
+            frames[-1] if frames and self._open and kind is None else "",
+            since=self._at if at is None or at.year == lines.NO_YEAR else at,
+            block=self._block if self._open else 0,
+            raised=self._open and self._fatal,
+        )
+        if launch.add(mark) and (at is None or at.year == lines.NO_YEAR):
+            self._waiting.append(mark)
 
     def result(self) -> Reading:
+        for mark in self._waiting:  # no time was told behind them
+            mark.at = self._at
         return Reading(
             tuple(self._launches), self._number, self._left_out, self._errors, self._error
         )
 
 
-def read(stream: BinaryIO) -> Reading:
-    """Read a whole log, of any size. Raises OSError as the stream does."""
-    return of(lines.raw(stream))
+def read(stream: BinaryIO, installed: str = "") -> Reading:
+    """Read a whole log, of any size; gzip's are unpacked. Raises OSError as the stream does.
+
+    A log that is packed otherwise raises CompressedError, and one that ends amid a packed part
+    EOFError.
+    installed: the release of SGLang on this machine, for a log that does not say its own.
+    """
+    return of(lines.raw(lines.opened(stream)), installed=installed)
 
 
-def of(log: Iterable[bytes], single: bool = False) -> Reading:
+def of(log: Iterable[bytes], single: bool = False, installed: str = "") -> Reading:
     """The same of lines. single: they are a line that somebody looks up, and no log."""
-    reader = Reader(single)
+    reader = Reader(single, installed)
     for line in log:
         reader.take(line)
     return reader.result()

@@ -8,13 +8,17 @@ from dataclasses import dataclass, field
 _RELEASE = re.compile(
     r"\bsglang(?:[ =:@v]{1,4}|-)(\d+\.\d+\.\d+(?:\.?(?:post|rc|dev)\d+)*(?:\+[\w.]+)?)", re.I
 )
+_IS = r"(?:[= ]|['\"]: )['\"]?"  # of ServerArgs(x='y'), of --x y, and of the dict of 0.5.23
 _ARGUMENT = {
-    "model": re.compile(r"(?:model_path=|--model(?:-path)?[ =])['\"]?([^'\",\s]{1,200})"),
-    "attention": re.compile(r"(?<![a-z_])attention_backend=['\"]([a-z0-9_]{1,40})"),
-    "decode attention": re.compile(r"decode_attention_backend=['\"]([a-z0-9_]{1,40})"),
-    "speculative": re.compile(r"speculative[_-]algorithm[= ]['\"]?([A-Z0-9_]{2,40})"),
-    "draft": re.compile(r"speculative[_-]draft[_-]model[_-]path[= ]['\"]?([^'\",\s]{1,200})"),
-    "tp": re.compile(r"\btp[_-]size[= ](\d{1,4})"),
+    name: re.compile(rf"(?<![A-Za-z_]){argument}{_IS}{value}")
+    for name, argument, value in (
+        ("model", r"(?:model_path|--model(?:-path)?)", r"([^'\",\s]{1,200})"),
+        ("attention", "attention_backend", "([a-z0-9_]{1,40})"),
+        ("decode attention", "decode_attention_backend", "([a-z0-9_]{1,40})"),
+        ("speculative", "(?:--)?speculative[_-]algorithm", "([A-Z0-9_]{2,40})"),
+        ("draft", "(?:--)?speculative[_-]draft[_-]model[_-]path", r"([^'\",\s]{1,200})"),
+        ("tp", "(?:--)?tp[_-]size", r"(\d{1,4})"),
+    )
 }
 _ARMED = re.compile(r"g4debug \S{1,40} \[\w{1,20}\] armed: (.{0,400}?) \((\w+)\);")
 _FIXES = re.compile(r"; fixes: \d+ in force \(([^)]{0,2000})\)")
@@ -29,7 +33,8 @@ class Server:
     """release: '' if the log does not say it. arguments: those that triage uses, by a short name.
 
     armed: g4debug's tracers by its line at start, '' if it was not there. fixes: those in force
-    by the same line. dumps: the folder of that line. drill: faults were injected.
+    by the same line. dumps: the folder of that line. drill: faults were injected. installed: the
+    release on this machine, which is taken for the server's where the log does not say it.
     """
 
     release: str = ""
@@ -38,11 +43,17 @@ class Server:
     fixes: tuple[str, ...] = ()
     dumps: str = ""
     drill: bool = False
+    installed: str = ""
     flags: set[str] = field(default_factory=set)
 
     @property
     def started(self) -> bool:
         return bool(self.arguments)
+
+    @property
+    def known(self) -> str:
+        """The release that is taken for the server's, '' if there is none."""
+        return self.release or self.installed
 
     def words(self) -> set[str]:
         """The facts that a pattern may ask for."""
@@ -58,10 +69,10 @@ class Server:
             found.add("mtp")
         if int(said.get("tp", "1")) > 1:
             found.add("tp")
-        numbers = tuple(int(n) for n in re.findall(r"\d+", self.release)[:3])
-        if not self.release or re.search(r"dev|\+g", self.release):
+        numbers = tuple(int(n) for n in re.findall(r"\d+", self.known)[:3])
+        if re.search(r"dev|\+g", self.known):
             found |= {"may have entry 1", "may have entry 22"}
-        elif numbers < HAD_22:
+        elif self.known and numbers < HAD_22:
             found.add("may have entry 22")
         return found
 
@@ -71,7 +82,7 @@ class Server:
             for name, regex in _ARGUMENT.items():
                 if found := regex.search(text):
                     self.arguments.setdefault(name, found[1])
-            if re.search(r"enforce[_-]piecewise[_-]cuda[_-]graph(?:=True| |$)", text):
+            if re.search(r"enforce[_-]piecewise[_-]cuda[_-]graph(?:=True|': True| |$)", text):
                 self.flags.add("piecewise enforced")
         if "SGLANG_GEMMA4_FORCE_EAGLE=1" in text:
             self.flags.add("eagle forced")

@@ -2,7 +2,8 @@
 
 A verdict is one of four: ``entry``; ``elsewhere`` (it is known, and g4debug has no part in it);
 ``unknown`` (something ended the server, and no entry explains it); ``nothing`` (nothing in it ends
-or slows a server).
+or slows a server). Of words that somebody looks up there are ``several`` (entries that have them),
+and ``nothing`` means that no entry has them.
 """
 
 from __future__ import annotations
@@ -16,14 +17,16 @@ from typing import Literal
 from g4debug.dumps import incidents
 from g4debug.dumps.incidents import Dump
 from g4debug.triage.entry import Entry, entries
+from g4debug.triage.lookup import Hit
 from g4debug.triage.patterns import Stage
 from g4debug.triage.reading import Launch, Mark, Reading
 from g4debug.triage.server import Server
 
-State = Literal["entry", "elsewhere", "unknown", "nothing"]
+State = Literal["entry", "elsewhere", "unknown", "nothing", "several"]
 NEAR = timedelta(minutes=5)  # so long before or after the error a dump belongs to it
 SHOWN = 5
 CORES = (".nvcudmp",)
+OPENS = ("g4debug list", "g4debug show")  # commands that need a dump
 ARM = "SGLANG_TRTLLM_MHA_DEBUG=1 <your launch command>"
 
 
@@ -38,9 +41,11 @@ class FixSaid:
 
 @dataclass(frozen=True)
 class Verdict:
-    """after: how many marks followed from the first one. earlier: other launches that ended.
+    """after: how many marks followed from the first one. earlier, later: the other launches.
 
-    errors, error: as in ``reading.Reading``.
+    errors, error: as in ``reading.Reading``. survived: what the server said and served on behind,
+    where nothing ended it; served: the last line that says so. asked: it is about words that
+    somebody looked up, and about no log; hits: the entries that have them.
     """
 
     state: State
@@ -56,6 +61,11 @@ class Verdict:
     error: tuple[int, str] = (0, "")
     begins: int = 1
     earlier: tuple[tuple[int, str], ...] = ()
+    later: tuple[tuple[int, str], ...] = ()
+    survived: tuple[Mark, ...] = ()
+    served: int = 0
+    asked: bool = False
+    hits: tuple[Hit, ...] = ()
     fixes: tuple[FixSaid, ...] = ()
     dumps: tuple[Dump, ...] = ()
     cores: tuple[Path, ...] = ()
@@ -65,38 +75,54 @@ class Verdict:
 def of_entry(number: int) -> Verdict:
     """The verdict for an entry that somebody asks for. Raises KeyError if there is none."""
     found = entries()[number]
-    return Verdict("entry", found, next_command=next_of(found, ()))
+    return Verdict("entry", found, next_command=typed(next_of(found, ())))
+
+
+def of_words(line: Verdict, hits: tuple[Hit, ...]) -> Verdict:
+    """The verdict on words that somebody looks up. line: on the same as a line of a log."""
+    if line.first is not None:
+        also = dict.fromkeys((*line.also, *(hit.entry for hit in hits)))
+        own = line.entry.number if line.entry is not None else 0
+        return replace(line, asked=True, also=tuple(n for n in also if n not in (0, own)))
+    if len(hits) == 1 and not hits[0].where:
+        if hits[0].entry:
+            return replace(of_entry(hits[0].entry), asked=True)
+        return Verdict("elsewhere", advice=hits[0].advice, asked=True)
+    return Verdict("several" if hits else "nothing", asked=True, hits=hits)
 
 
 def of(reading: Reading) -> Verdict:
     """The verdict on a log, without what the environment says."""
     launch = reading.chosen
     first = launch.first()
+    others = [x for x in reading.launches if x is not launch]
     marks = [m for m in launch.all_marks() if first is not None and m.line > first.line]
     facts = Verdict(
         state_of(first),
         first=first,
         server=launch.server,
-        after=sum(launch.counts[s] for s in Stage if s != Stage.SIGN) - 1 if marks else 0,
+        after=launch.follow(first) if first is not None else 0,
         ranks=tuple(dict.fromkeys(m.rank for m in marks if m.rank and m.stage != Stage.SIGN))[:16],
         read=reading.read,
         errors=reading.errors,
         error=reading.error,
         begins=launch.begins,
-        earlier=tuple(_line(x) for x in reading.launches if x is not launch and x.ended)[-SHOWN:],
+        earlier=tuple(_line(x) for x in others if x.begins < launch.begins and x.ended)[-SHOWN:],
+        later=tuple(_later(x) for x in others if x.begins > launch.begins)[-SHOWN:],
+        served=launch.served,
     )
     if first is None:
-        return facts
+        return replace(facts, survived=tuple(m for m in launch.all_marks() if launch.survives(m)))
     entry = entries().get(first.pattern.entry)
     command = (first.kind.command if first.kind is not None else "") or ARM
-    if entry is not None:
-        command = next_of(entry, launch.dumps) if first.kind is None or launch.dumps else command
+    if entry is not None and (first.kind is None or launch.dumps):
+        command = next_of(entry, launch.dumps, armed=bool(launch.server.armed))
     return replace(
         facts,
         entry=entry,
         also=first.pattern.also if entry is not None else (),
         advice=first.pattern.advice,
-        next_command="" if facts.state == "elsewhere" else command,
+        next_command="" if facts.state == "elsewhere" else typed(command),
     )
 
 
@@ -116,13 +142,36 @@ def _line(launch: Launch) -> tuple[int, str]:
     return launch.begins, f"entry {first.pattern.entry}" if first.pattern.entry else first.text
 
 
-def next_of(entry: Entry, dumps: Sequence[str]) -> str:
-    """The command to type next: the dump that the log names, or the entry's first command."""
-    if dumps:
-        from g4debug.dumps.heads import quoted
+def _later(launch: Launch) -> tuple[int, str]:
+    """A launch behind the one that is told: its first line, and whether it serves."""
+    served = f"it serves in line {launch.served}" if launch.served else "it has not served yet"
+    return launch.begins, served
 
-        return f"g4debug show {quoted(dumps[0])}"
-    return entry.commands[0] if entry.commands else ARM
+
+def next_of(entry: Entry, dumps: Sequence[str], armed: bool = True) -> str:
+    """The command to type next: the dump that the log names, or the entry's first command.
+
+    armed: the server had g4debug in it. If not it has left no dump, and there is none to open.
+    """
+    if dumps:
+        return show(dumps[0])
+    useful = [c for c in entry.commands if armed or not c.startswith(OPENS)]
+    return useful[0] if useful else ARM
+
+
+def show(dump: str | Path) -> str:
+    from g4debug.dumps.heads import quoted
+
+    return f"g4debug show {quoted(dump)}"
+
+
+def typed(command: str) -> str:
+    """A command of ours as it is typed on this machine."""
+    from g4debug.dumps.calling import PROGRAM, program
+
+    if not command.startswith(f"{PROGRAM} "):
+        return command
+    return program() + command.removeprefix(PROGRAM)
 
 
 def dumps_of(mark: Mark | None, named: Sequence[str], folder: Path) -> tuple[Dump, ...]:

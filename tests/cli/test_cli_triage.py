@@ -131,3 +131,110 @@ def test_hostile_text_does_not_steer_the_terminal(tmp_path: Path, capsys) -> Non
     assert cli.main(["triage", log(tmp_path, text)]) == 0
     out = capsys.readouterr().out
     assert all(c.isprintable() or c == "\n" for c in out)
+
+
+DIED = "[2026-09-14 03:22:11] Scheduler hit an exception: Traceback (most recent call last):\n"
+CUDA = "torch.AcceleratorError: CUDA error: an illegal memory access was encountered\n"
+KILLED = "[2026-09-14 03:22:15] Subprocess scheduler_0 (pid=4410) crashed with exit code -9.\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "command"), [(DIED + CUDA, "SGLANG_TRTLLM_MHA_DEBUG=1"), (KILLED, "dmesg -T")]
+)
+def test_without_g4debug_in_the_server_there_is_no_dump_to_open(text, command, tmp_path, capsys):
+    assert cli.main(["triage", log(tmp_path, text), "--json"]) == 0
+    assert as_json(capsys)["next"].startswith(command)
+    armed = "g4debug 1.0 [scheduler] armed: page-table (raise); fixes: none; dumps: /tmp/none\n"
+    assert cli.main(["triage", log(tmp_path, armed + KILLED), "--json"]) == 0
+    assert as_json(capsys)["next"].endswith("g4debug list")
+
+
+def test_the_next_command_is_one_that_a_shell_finds(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr("g4debug.dumps.calling.program", lambda: "/opt/venv/bin/g4debug")
+    cli.main(["triage", "26"])
+    assert capsys.readouterr().out.rstrip().endswith("NEXT  /opt/venv/bin/g4debug list")
+    dump = f"{DIED}{CUDA}  dump:     /tmp/x.pt\n"
+    cli.main(["triage", log(tmp_path, dump), "--json"])
+    assert as_json(capsys)["next"] == "/opt/venv/bin/g4debug show /tmp/x.pt"
+
+
+def test_show_and_triage_name_the_same_entry(tmp_path, capsys) -> None:
+    """Who freed the page decides it, in a recorded dump and in the line of the log."""
+    dump = Path(__file__).parents[1] / "replay" / "locked-prefix-0.5.12.post1.pt"
+    assert cli.main(["show", str(dump)]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "More: g4debug triage 9 " in out
+    assert "TRIAGE.md, 'Wrong answers under load with a shared prefix'" in out
+    line = heads.read(dump).headline
+    assert cli.main(["triage", line, "--json"]) == 0
+    assert as_json(capsys)["entry"] == 9
+
+
+def test_what_the_server_survived_and_what_came_later(tmp_path, capsys) -> None:
+    start = "[2026-09-14 03:22:01] server_args=ServerArgs(model_path='acme/oak', tp_size=2)\n"
+    up = "[2026-09-14 03:23:01] The server is fired up and ready to roll!\n"
+    oom = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+    assert cli.main(["triage", log(tmp_path, start + oom + up)]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "NOTHING" in out
+    assert "line 2 is no cause: the server served on (line 3): torch.OutOfMemoryError" in out
+    assert cli.main(["triage", log(tmp_path, start + DIED + CUDA + start + up)]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "Later another start at line 4: it serves in line 5" in out
+    assert "Run this type" not in out
+
+
+@pytest.mark.parametrize(
+    ("words", "number"),
+    [
+        ("assert cd.lock_ref == 0", 25),
+        ("pool memory leak detected", 10),
+        ("POOL MEMORY LEAK detected! and more", 10),
+        ("watchdog timeout", 8),
+        ("Health check failed", 8),
+        ("exit code -9", 26),
+        ("locked-prefix", 9),
+    ],
+)
+def test_a_piece_of_a_line_leads_to_its_entry(words: str, number: int, capsys) -> None:
+    assert cli.main(["triage", words, "--json"]) == 0
+    found = as_json(capsys)
+    assert (found["state"], found["entry"]) == ("entry", number)
+
+
+def test_words_of_something_that_is_not_ours(capsys) -> None:
+    assert cli.main(["triage", "CUDA out of memory"]) == 0
+    assert "no matter of g4debug. The GPU's memory is full" in capsys.readouterr().out
+
+
+def test_several_entries_have_the_words(capsys) -> None:
+    assert cli.main(["triage", "page-table: use-after-free"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "17. The page table names a wrong page: page-table: use-after-free" in out
+    assert "9. Wrong answers under load with a shared prefix" in out
+    assert "lines were read" not in out
+    assert cli.main(["triage", "AssertionError", "--json"]) == 0
+    found = as_json(capsys)
+    assert found["state"] == "several"
+    assert {hit["entry"] for hit in found["words_in"]} >= {14, 25}
+    assert len(found["words_in"]) <= 5
+
+
+def test_a_text_of_many_causes_says_where_it_must_stand(capsys) -> None:
+    assert cli.main(["triage", "IndexError: list index out of range"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "only in _get_key_buffer" in out
+    assert "You see" not in out
+
+
+def test_words_that_no_entry_has(capsys) -> None:
+    assert cli.main(["triage", "the quick brown fox"]) == 1
+    out = capsys.readouterr().out
+    assert "No entry has these words." in out
+    assert "whole log" in out
+
+
+def test_a_log_that_is_not_in_this_folder_is_no_word(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["triage", "server.log"]) == 2
+    assert "no such file" in capsys.readouterr().err

@@ -513,6 +513,16 @@ def test_the_short_form_counts_what_is_quiet_and_ends_with_the_verdict() -> None
     assert "site.7" not in flat
 
 
+def test_the_last_line_of_the_short_form_is_one_word_if_all_is_well() -> None:
+    d = Diagnosis()
+    d.conclude("ready: a server will arm " + ", ".join(f"tracer-{n}" for n in range(9)))
+    stream = io.StringIO()
+    doctor.render(d, make_console(width=80, stream=stream), everything=False, again="again")
+    lines = stream.getvalue().splitlines()
+    assert lines[0].startswith("ready: a server will arm")
+    assert lines[-1] == "ready"
+
+
 @needs_sglang
 @pytest.mark.parametrize(
     ("switches", "state"),

@@ -113,7 +113,13 @@ def test_every_entry_has_its_number_and_its_case() -> None:
         assert one.name.startswith(f"{number:02d}-")
         assert CASES[one.name].startswith(f"# {number}. {one.title}\n")
     assert {one.name for one in entry.entries().values()} == set(CASES)
-    assert len(set(entry.by_title())) == len(entry.entries())
+    assert len({one.title for one in entry.entries().values()}) == len(entry.entries())
+
+
+def test_a_dump_may_name_an_entry_by_a_title_of_before() -> None:
+    named = entry.by_title()
+    assert named["The server died and only the flight recorder left a dump"] == 7
+    assert not set(entry.FORMERLY) & {one.title for one in entry.entries().values()}
 
 
 def test_no_entry_is_longer_than_a_screen() -> None:
@@ -225,7 +231,7 @@ def test_a_finding_names_the_entry_of_its_own_kind(module: str, call: ast.Call) 
     named = [
         ast.unparse(node.value)
         for node in ast.walk(given.get("reference", ast.Pass()))
-        if isinstance(node, ast.Attribute) and node.attr == "reference"
+        if isinstance(node, ast.Attribute) and node.attr in ("reference", "reference_for")
     ]
     assert named == [ast.unparse(call.func.value)] * ("reference" in given)
 

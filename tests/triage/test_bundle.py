@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import io
+import json
+import sys
 import tarfile
 from pathlib import Path
 
@@ -55,7 +58,8 @@ def test_it_has_what_a_report_needs_and_no_prompt(log: Path, dumps: Path, tmp_pa
     args = ["triage", str(log), "--dumps", str(dumps), "--bundle", str(out), "--yes"]
     assert cli.main(args) == 0
     found = files(out)
-    assert set(found) >= {"triage.json", "versions.txt", "log.txt", "heads.json"}
+    assert set(found) >= {"triage.json", "versions.txt", "log.txt", "heads.json", "status.json"}
+    assert json.loads(found["status.json"])["dumps"].keys() == {NAME}
     assert NAME not in found
     everything = "\n".join(found.values())
     for word in ("hunter", "Carol", "secret plan", "hf_abc"):
@@ -102,7 +106,12 @@ def test_where_nobody_can_be_asked_nothing_is_written(log, dumps, tmp_path, monk
 
 @pytest.mark.parametrize(
     "args",
-    [["8", "--bundle", "x.tar"], ["-", "--bundle", "x.tar"], ["8", "--yes"], ["8", "--tape"]],
+    [
+        ["8", "--bundle", "x.tar"],
+        ["some words", "--bundle", "x.tar"],
+        ["8", "--yes"],
+        ["8", "--tape"],
+    ],
 )
 def test_a_call_that_makes_no_bundle(args, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
@@ -114,6 +123,7 @@ def test_a_call_that_makes_no_bundle(args, tmp_path, monkeypatch, capsys) -> Non
 @pytest.mark.parametrize(
     "text",
     ["api_key='abc123'", "--api-key abc123", "Authorization: Bearer abc123", "hf_token=abc123",
+     "my password is abc123",
      "OPENAI_API_KEY=abc123", '"password": "abc123"', "AWS_SECRET_ACCESS_KEY=abc123"],
 )  # fmt: skip
 def test_what_looks_like_a_secret_is_masked(text: str) -> None:
@@ -125,3 +135,61 @@ def test_what_looks_like_a_secret_is_masked(text: str) -> None:
 )
 def test_what_is_none_stays(text: str) -> None:
     assert bundle.masked(text) == text
+
+
+CLIENTS = """[{made}] server_args=ServerArgs(model_path='acme/a-model-with-a-name', api_key='x')
+[{made}] Invalid request: messages[0].content = "my password is hunter2, tell nobody"
+{{"rid":"a","text":"secret story of Carol"}}
+RuntimeError is what Carol wrote in her question
+  File "/w/carol/diary.py", line 1, in <module>
+    diary_of_carol = "hunter2"
+[{made}] Scheduler hit an exception: Traceback (most recent call last):
+  File "/w/sglang/srt/managers/scheduler.py", line 88, in x
+    raise ValueError(carol)
+ValueError: bad regex in request: 'Carol asks (what|who) she is'
+[{made}] Cuda failure 700 'an illegal memory access was encountered'
+"""
+
+
+def test_what_a_client_wrote_is_left_out(dumps: Path, tmp_path: Path) -> None:
+    made = heads.read(dumps / NAME).time[:19].replace("T", " ")
+    path = tmp_path / "server.log"
+    path.write_text(CLIENTS.format(made=made))
+    out = tmp_path / "out.tar"
+    cli.main(["triage", str(path), "--dumps", str(dumps), "--bundle", str(out), "--yes"])
+    found = files(out)
+    everything = "\n".join(found.values()).lower()
+    for word in ("carol", "hunter2"):
+        assert word not in everything
+    for kept in ("acme/a-model-with-a-name", "managers/scheduler.py", "bad regex in request"):
+        assert kept in found["log.txt"]
+    assert "an illegal memory access was encountered" in found["log.txt"]
+
+
+def test_a_pipe_can_be_bundled(log: Path, dumps: Path, tmp_path: Path, monkeypatch) -> None:
+    """As ``kubectl logs POD --previous | g4debug triage - --bundle out.tar --yes``."""
+    out = tmp_path / "out.tar"
+    with log.open() as stream:
+        monkeypatch.setattr(sys, "stdin", stream)
+        assert cli.main(["triage", "--dumps", str(dumps), "--bundle", str(out), "--yes"]) == 0
+    assert "pool memory leak detected!" in files(out)["log.txt"]
+
+
+def test_a_log_of_gzip_is_unpacked(log: Path, dumps: Path, tmp_path: Path, capsys) -> None:
+    packed = tmp_path / "server.log.1"
+    packed.write_bytes(gzip.compress(log.read_bytes()))
+    out = tmp_path / "out.tar"
+    args = ["triage", str(packed), "--dumps", str(dumps), "--json"]
+    assert cli.main([*args, "--bundle", str(out), "--yes"]) == 0
+    assert json.loads(capsys.readouterr().out)["entry"] == 10
+    assert "pool memory leak detected!" in files(out)["log.txt"]
+    packed.write_bytes(gzip.compress(log.read_bytes())[:-9])
+    assert cli.main(args) == 2
+    assert "damaged" in capsys.readouterr().err
+
+
+def test_a_log_that_is_packed_otherwise_is_refused(tmp_path: Path, capsys) -> None:
+    path = tmp_path / "server.log"
+    path.write_bytes(b"\x28\xb5\x2f\xfd rest")
+    assert cli.main(["triage", str(path)]) == 2
+    assert "zstdcat LOG | g4debug triage" in capsys.readouterr().err

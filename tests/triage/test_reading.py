@@ -75,17 +75,104 @@ def test_gigabytes_are_not_held() -> None:
     assert (first.line, first.pattern.entry) == (30_003, 7)
 
 
-def test_many_launches_are_bounded_and_the_last_known_one_is_told() -> None:
+def test_many_launches_are_bounded_and_the_last_one_that_ended_is_told() -> None:
+    """Known or not: who comes at night wants to know of tonight."""
     one = START + DIED + CUDA
     log = [one] * 80 + [START + DIED + b'  File "a.py", line 1, in f\n' + b"KeyError: 3\n"]
     found = read(*log)
     assert len(found.launches) <= reading.MOST_LAUNCHES
     assert found.left_out == 81 - reading.MOST_LAUNCHES
     told = verdict.of(found)
+    assert (told.state, told.begins) == ("unknown", 80 * 3 + 1)
+    assert told.first is not None
+    assert told.first.text == "KeyError: 3"
+    assert told.earlier[-1] == (79 * 3 + 1, "entry 7")
+    assert told.later == ()
+
+
+def test_a_start_behind_the_one_that_ended_is_told_as_later() -> None:
+    up = b"[2026-09-15 03:22:11] The server is fired up and ready to roll!\n"
+    told = verdict.of(read(START, DIED, CUDA, START, up))
     assert told.entry is not None
-    assert told.entry.number == 7
-    assert told.begins == 79 * 3 + 1
-    assert ("KeyError: 3" in str(told.earlier)) is True
+    assert (told.entry.number, told.begins) == (7, 1)
+    assert told.earlier == ()
+    assert told.later == ((4, "it serves in line 5"),)
+
+
+def test_what_the_server_survived_is_told_with_its_line() -> None:
+    oom = b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+    batch = b"[2026-09-14 03:22:11 TP0] Decode batch, #running-req: 1, #queue-req: 0\n"
+    told = verdict.of(read(START, oom, batch, batch))
+    assert (told.state, told.served) == ("nothing", 4)
+    assert [m.line for m in told.survived] == [2]
+
+
+def test_many_errors_of_a_living_server_leave_room_for_its_end() -> None:
+    batch = b"[2026-09-14 03:22:11 TP0] Decode batch, #running-req: 1, #queue-req: 0\n"
+    caught = (
+        b'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    g()\nKeyError: 3\n'
+    )
+    killed = (
+        b"[2026-09-14 03:22:12] Subprocess scheduler_0 (pid=1) crashed with exit code -9. Trigger\n"
+    )
+    log = read(START, *[caught, batch] * 200, killed)
+    first = log.chosen.first()
+    assert first is not None
+    assert (first.line, first.pattern.entry) == (1 + 5 * 200 + 1, 26)
+
+
+ASSERT = b"/w/Indexing.cu:1553: f: block: [4,0,0], thread: [96,0,0] Assertion `i < n` failed.\n"
+
+
+def test_a_line_without_a_time_gets_that_of_the_next_one() -> None:
+    """Not that of the last line that was looked at: a busy server's statistics are not."""
+    batches = [
+        b"[2026-09-14 03:%02d:11 TP0] Decode batch, #running-req: 1, #queue-req: 0\n" % minute
+        for minute in range(21, 36)
+    ]
+    end = DIED.replace(b"03:22:11", b"03:35:20")
+    trace = b'  File "a.py", line 1, in f\n'
+    cuda = b"torch.AcceleratorError: CUDA error: device-side assert triggered\n"
+    found = read(START, *batches, ASSERT, end, trace, cuda).chosen.first()
+    assert found is not None
+    assert (found.line, found.pattern.entry, found.rank) == (17, 23, "")
+    assert str(found.at) == "2026-09-14 03:35:20"
+
+
+def test_a_server_that_idled_for_an_hour_before_the_assert() -> None:
+    end = DIED.replace(b"03:22:11", b"04:35:20")
+    found = read(START, ASSERT, end, b"KeyError: 3\n").chosen.first()
+    assert found is not None
+    assert (found.line, str(found.at)) == (2, "2026-09-14 04:35:20")
+
+
+def test_the_year_that_syslog_leaves_out() -> None:
+    xid = b"Dec 31 23:59:58 node7 kernel: NVRM: Xid (PCI:0000:5e:00): 79, pid=1, x\n"
+    end = DIED.replace(b"2026-09-14 03:22:11", b"2027-01-01 00:00:03")
+    for log in ([xid, end, CUDA], [end.replace(b"TP1", b"TP0"), xid, CUDA]):
+        found = read(*log).chosen.first()
+        assert found is not None
+        assert str(found.at) == "2026-12-31 23:59:58"
+    alone = read(xid.replace(b"Dec 31", b"Feb 29")).chosen.first()
+    assert alone is not None
+    assert alone.at is None
+
+
+GEMMA = (
+    b"[2026-09-14 03:20:01] server_args=ServerArgs(model_path='google/gemma-4-31B-it', tp_size=1, "
+    b"attention_backend='trtllm_mha', speculative_algorithm='FROZEN_KV_MTP')\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("installed", "entry", "also"),
+    [("", 7, (1,)), ("0.5.23", 7, ()), ("0.5.12.post2.dev3+g1a2b3c4", 1, (7,))],
+)
+def test_entry_1_where_the_log_does_not_say_the_release(installed, entry, also) -> None:
+    """No wheel has its bug, and no line of SGLang's own says the release."""
+    found = reading.read(io.BytesIO(GEMMA + DIED + CUDA), installed).chosen.first()
+    assert found is not None
+    assert (found.pattern.entry, found.pattern.also) == (entry, also)
 
 
 def test_colours_and_what_steers_a_terminal_do_not_get_through() -> None:
@@ -132,6 +219,19 @@ def test_what_the_server_was() -> None:
         "speculative_draft_model_path='google/gemma-4-E4B-it-assistant', tp_size=2)\n"
     )
     assert read(line.encode()).chosen.server.words() >= {"gemma-4", "trtllm_mha", "mtp", "tp"}
+
+
+def test_what_a_server_of_0_5_23_was() -> None:
+    """It prints its arguments as a dict."""
+    line = (
+        b"[2026-09-14 03:20:01] server_args={'model_path': 'google/gemma-4-E4B-it', 'tp_size': 2, "
+        b"'prefill_attention_backend': 'triton', 'decode_attention_backend': 'trtllm_mha', "
+        b"'attention_backend': None, 'speculative_algorithm': 'NEXTN', "
+        b"'speculative_draft_model_path': 'google/gemma-4-E4B-it-assistant'}\n"
+    )
+    found = read(line, DIED, CUDA, line, DIED, LEAK)
+    assert [x.begins for x in found.launches] == [1, 4]
+    assert found.chosen.server.words() >= {"gemma-4", "trtllm_mha", "mtp", "tp"}
 
 
 def test_what_g4debug_did_there() -> None:

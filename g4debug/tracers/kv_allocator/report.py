@@ -57,7 +57,7 @@ def describe(
         owner=_owner(pool, page, request),
         history=short(events),
         cause=cause(ledger, pool, event, violation, row),
-        reference=fix + record.reference,
+        reference=fix + record.reference_for(by),
         next_command=command,
     )
     return finding, events
