@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import hashlib
 import os
 import re
 import shutil
@@ -20,7 +21,7 @@ from pathlib import Path
 
 from g4debug.dumps import patience
 
-# In the name of the file the driver replaces these by host name, process id and time.
+# In the name of the file the driver replaces these by host name, process id and Unix time.
 UNNAMED = "core_%t_%h_%p.nvcudmp"
 _PART = re.compile(r"(%[hpt])")
 ENABLE = "CUDA_ENABLE_COREDUMP_ON_EXCEPTION"
@@ -55,7 +56,21 @@ def arm(environ: MutableMapping[str, str], mode: str, folder: Path) -> None:
     if mode == "off" or _is_taken(environ) or why_not(folder):
         return
     environ[ENABLE], environ[FLAGS] = "1", LIGHT
-    environ[FILE] = os.path.abspath(folder / f"{OURS}%h-%p-%t{SUFFIX}")
+    environ[FILE] = os.path.abspath(folder / f"{OURS}%h-{_place()}-%p-%t{SUFFIX}")
+
+
+def _place() -> str:
+    """Eight digits that differ between hosts, and between containers of one host.
+
+    In each container a server has the same process ids, and all of them may have one dump folder.
+    The host's name alone does not tell them apart where containers have the name of their host.
+    """
+    known = [os.uname().nodename]
+    with contextlib.suppress(OSError):
+        known.append(Path("/proc/sys/kernel/random/boot_id").read_text())
+    with contextlib.suppress(OSError):
+        known.append(str(os.stat("/proc/self/ns/pid").st_ino))
+    return hashlib.sha256("\n".join(known).encode(errors="replace")).hexdigest()[:8]
 
 
 def prepare(environ: Mapping[str, str], folder: Path) -> None:
@@ -149,13 +164,25 @@ def find(environ: Mapping[str, str], pid: int, since: float) -> Path | None:
     """The core dump of a process, None if there is none.
 
     since: the Unix time at which that process was armed. Older files are of another process that
-    had the same number, which is common in containers.
+    had the same number, which is common in containers. A core dump of another host is not taken:
+    ours have the place in their name, and in the user's %h must be this host, with or without its
+    domain.
     """
     named = environ.get(FILE) or UNNAMED
-    parts = {"%h": "*", "%p": str(pid), "%t": "*"}
-    pattern = "".join(parts.get(p) or glob.escape(p) for p in _PART.split(named))
-    found = [(written, path) for path in glob.glob(pattern) if (written := _time(path)) >= since]
+    host = glob.escape(os.uname().nodename)
+    hosts = ("*",) if is_ours(environ) else {host, f"{host}.*", host.partition(".")[0]}
+    found = [
+        (written, path)
+        for of in (hosts if "%h" in named else ("",))
+        for path in glob.glob(_pattern(named, of, pid))
+        if (written := _time(path)) >= since
+    ]
     return Path(os.path.abspath(max(found)[1])) if found else None
+
+
+def _pattern(named: str, host: str, pid: int) -> str:
+    parts = {"%h": host, "%p": str(pid), "%t": "*"}
+    return "".join(parts[p] if p in parts else glob.escape(p) for p in _PART.split(named))
 
 
 def ends_the_process(environ: Mapping[str, str]) -> bool:

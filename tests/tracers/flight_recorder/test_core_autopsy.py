@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -38,12 +40,18 @@ def armed(tmp_path, mode="autopsy", **environ) -> dict[str, str]:
     return environ
 
 
+def of(environ: dict[str, str], host: str = "host", pid: int = 77) -> Path:
+    """The core dump that the driver writes of a process."""
+    return Path(environ[FILE].replace("%h", host).replace("%p", str(pid)).replace("%t", "17"))
+
+
 def test_it_is_switched_on_without_memory_and_goes_on(tmp_path):
     found = armed(tmp_path / "new")
     assert found[ENABLE] == "1"
     assert set(found[FLAGS].split(",")) == set(LIGHT.split(","))
     assert not coredump.ends_the_process(found)
-    assert found[FILE] == str(tmp_path / "new" / "g4debug-core-%h-%p-%t.nvcudmp")
+    named = r"g4debug-core-%h-[0-9a-f]{8}-%p-%t\.nvcudmp"
+    assert re.fullmatch(f"{re.escape(str(tmp_path / 'new'))}/{named}", found[FILE])
     assert (tmp_path / "new").is_dir()
     assert coredump.is_ours(found)
 
@@ -138,7 +146,7 @@ def run(tmp_path, environ, **how) -> None:
 def test_its_result_is_put_into_the_dump(tmp_path, says, caplog, remove):
     says(SAYS)
     environ = armed(tmp_path)
-    core = tmp_path / "g4debug-core-host-77-17.nvcudmp"
+    core = of(environ)
     writer = threading.Thread(target=lambda: (time.sleep(0.5), core.write_bytes(b"core")))
     writer.start()  # it is waited for
     run(tmp_path, environ, remove=remove)
@@ -157,6 +165,38 @@ def test_the_users_own_core_dump_stays(tmp_path, says):
     assert core.exists()
 
 
+def test_a_core_dump_of_another_host_with_the_same_process_id_is_not_taken(tmp_path, monkeypatch):
+    """Two replicas with one dump folder: the neighbour has a core dump, and this one has none."""
+    own, uname = armed(tmp_path), coredump.os.uname()
+    monkeypatch.setattr(
+        coredump.os, "uname", lambda: type(uname)(("Linux", "neighbour", "", "", ""))
+    )
+    other = armed(tmp_path)
+    monkeypatch.undo()
+    of(other, "neighbour").write_bytes(b"core")
+    assert coredump.find(own, 77, 0) is None
+    assert coredump.find(other, 77, 0) == of(other, "neighbour")
+    # Containers of one host may have its name.
+    of(own, "neighbour").write_bytes(b"core")
+    assert coredump.find(own, 77, 0) == of(own, "neighbour")
+    assert coredump.find(own, 78, 0) is None
+
+
+@pytest.mark.parametrize("name", ["core_%h_%p", None])
+def test_a_name_of_the_users_must_have_this_host(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    environ = {ENABLE: "1"} | ({FILE: name} if name else {})
+    named = name or coredump.UNNAMED
+    host = coredump.os.uname().nodename
+    of({FILE: named}, "neighbour").write_bytes(b"core")
+    assert coredump.find(environ, 77, 0) is None
+    for own in (host, f"{host}.example.com"):
+        core = of({FILE: named}, own)
+        core.write_bytes(b"core")
+        assert coredump.find(environ, 77, 0) == tmp_path / core
+        core.unlink()
+
+
 @pytest.mark.parametrize(
     ("code", "why"),
     [
@@ -171,7 +211,7 @@ def test_without_an_autopsy_everything_stays(tmp_path, says, monkeypatch, caplog
     says(code)
     monkeypatch.setattr(core_autopsy.autopsy, "__defaults__", (1.0,))
     environ = armed(tmp_path)
-    core = tmp_path / "g4debug-core-host-77-17.nvcudmp"
+    core = of(environ)
     core.write_bytes(b"core")
     (tmp_path / "dump").write_text("as it was")
     run(tmp_path, environ)
@@ -189,7 +229,7 @@ def test_where_there_is_none_nobody_waits_for_long(tmp_path, monkeypatch, caplog
     assert caplog.text == ""
     run(tmp_path, armed(tmp_path))
     assert "no CUDA core dump began to appear" in caplog.text
-    core = tmp_path / "g4debug-core-host-77-17.nvcudmp"
+    core = of(armed(tmp_path))
     core.write_text("")  # it is never written
     run(tmp_path, armed(tmp_path))
     assert time.monotonic() - begin < 60
