@@ -201,7 +201,10 @@ def _sureness(vote: Vote, place: images.Place) -> Iterator[str]:
     if vote.numbered:
         yield f"{vote.numbered} lanes also hold the number of that page or token"
     if vote.inside:
-        yield f"the same registers of {vote.inside} other lanes point into that buffer"
+        yield (
+            f"the same registers of {vote.inside} other lanes at the same instruction point into "
+            "that buffer"
+        )
     if vote.given:
         yield "the request was given a page of that number, and none of the others that it could be"
     for p in vote.same:

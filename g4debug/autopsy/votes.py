@@ -7,7 +7,9 @@ If not, the page is not known, and that is said.
 
 The kernel's parameters have pointers to its buffers. An address far outside is far from each of
 them. Three things tell for which one it was meant: lanes that hold the number of the page or of the
-token, other lanes whose address at the same place is inside that buffer, and, last, the distance.
+token, other lanes that stand at the same instruction and whose address there is inside that buffer,
+and, last, the distance. Elsewhere in the kernel the same registers hold something else, so other
+lanes say nothing; and lanes that point into two buffers tell neither.
 """
 
 from __future__ import annotations
@@ -50,8 +52,8 @@ class Vote:
     lanes: of the warps that faulted. agree: so many of them have an address in the same page
     (without a KV buffer: in the same 2 MiB). exact: it is from the pair of registers of the
     instruction that faulted. base: the buffer that it was meant for, None if there is none.
-    numbered: so many lanes hold the number of that page or token. inside: so many other lanes are
-    in that buffer at the same pair. rivals: other buffers of the kernel that it may have been meant
+    numbered: so many lanes hold the number of that page or token. inside: so many other lanes at the
+    same instruction are in that buffer at the same pair. rivals: other buffers of the kernel that it may have been meant
     for. same: of these, those of which the lanes hold an address in the same page, too.
     given: the dump's events give the request a page of that number, and of no rival's.
     reads: the KV buffer that the instruction reads, if its registers have moved on.
@@ -101,10 +103,14 @@ def _says(r: MemoryRange) -> tuple[bool, bool, int]:
 
 
 class Voters:
-    """The registers of the lanes of a grid. faulted: which lanes were in a warp that faulted."""
+    """The registers of the lanes of a grid.
+
+    faulted: which lanes were in a warp that faulted. beside: which lanes stand at an instruction at
+    which one of these stands, too.
+    """
 
     def __init__(self, core: Core, warps: Iterable[Warp]) -> None:
-        parts, faulted, count = [], [], 0
+        parts, faulted, pcs, count = [], [], [], 0
         for warp in warps:
             if count >= MOST_LANES:
                 break
@@ -114,6 +120,7 @@ class Voters:
                 flagged = np.full(len(part), warp.error_pc >= 0)
             parts.append(part)
             faulted.append(flagged)
+            pcs.append(warp.lanes["pc"])
             count += len(part)
         width = max((part.shape[1] for part in parts), default=0)
         self.registers = np.zeros((count, width), "<u4")
@@ -122,6 +129,8 @@ class Voters:
             self.registers[at : at + len(part), : part.shape[1]] = part
             at += len(part)
         self.faulted = np.concatenate(faulted) if faulted else np.zeros(0, bool)
+        where = np.concatenate(pcs) if pcs else np.zeros(0, "<u8")
+        self.beside = np.isin(where, where[self.faulted])
 
     def pairs(self) -> Any:
         """Each register and the next one as a 64-bit number, uint64 [lanes, registers - 1]."""
@@ -144,7 +153,8 @@ def vote(
         mapped = _mapped(column, memory)
         whole = voters.faulted & ~mapped & _whole(column)
         if whole.any():
-            return _exact(voters.registers, column, whole, mapped, among, lanes)
+            inside = column[mapped & voters.beside]
+            return _exact(voters.registers[whole], column[whole], inside, among, lanes)
         moved = column[voters.faulted & mapped]
         reads = next((p for p in among if p.is_kv and _inside(moved, p)), None)
     found = _anywhere(voters, pairs[voters.faulted], among, memory, lanes)
@@ -152,17 +162,22 @@ def vote(
 
 
 def _exact(
-    registers: Any, column: Any, whole: Any, mapped: Any, among: Sequence[Pointer], lanes: int
+    registers: Any, addresses: Any, others: Any, among: Sequence[Pointer], lanes: int
 ) -> Vote:
-    """The vote of the lanes at the instruction. whole: those with an address that is not mapped."""
-    addresses = column[whole]
-    scored = [
-        (_numbered(registers[whole], addresses, p), _inside(column[mapped], p), p) for p in among
-    ]
-    best = max(scored, key=lambda s: (s[0], s[1]), default=(0, 0, None))
-    numbered, inside, base = best
+    """The vote of the lanes at the instruction, by their addresses, which are not mapped.
+
+    others: the addresses of other lanes at that instruction, which are mapped.
+    """
+    scored = [(_numbered(registers, addresses, p), _inside(others, p), p) for p in among]
+    numbered, inside, base = max(scored, key=lambda s: (s[0], s[1]), default=(0, 0, None))
+    rest = [(n, i) for n, i, p in scored if p is not base]
+    if numbered:
+        tells = all(r < (numbered, inside) for r in rest)
+    else:
+        tells = inside > 0 and not any(i for _, i in rest)
     rivals: tuple[Pointer, ...] = ()
-    if not (numbered or inside):
+    if not tells:
+        numbered = inside = 0
         base = _nearest(int(addresses.min()), among)
         rivals = tuple(p for p in among if p.is_kv and p is not base)
     agree, address = _most(addresses, base)
