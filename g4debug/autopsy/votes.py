@@ -52,9 +52,10 @@ class Vote:
     lanes: of the warps that faulted. agree: so many of them have an address in the same page
     (without a KV buffer: in the same 2 MiB). exact: it is from the pair of registers of the
     instruction that faulted. base: the buffer that it was meant for, None if there is none.
-    numbered: so many lanes hold the number of that page or token. inside: so many other lanes at the
-    same instruction are in that buffer at the same pair. rivals: other buffers of the kernel that it may have been meant
-    for. same: of these, those of which the lanes hold an address in the same page, too.
+    numbered: so many lanes hold the number of that page or token. inside: so many other lanes at
+    the same instruction are in that buffer at the same pair. rivals: other buffers of the kernel
+    that it may have been meant for. same: of these, those of which the lanes hold an address in the
+    same page, too.
     given: the dump's events give the request a page of that number, and of no rival's.
     reads: the KV buffer that the instruction reads, if its registers have moved on.
     """
