@@ -164,6 +164,48 @@ def test_who_is_asked_to_end_or_ends_well_leaves_nothing(runs, name):
     assert "black box" not in found[name].log
 
 
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGHUP,
+        pytest.param(signal.SIGTERM, marks=pytest.mark.long("the same with another signal")),
+    ],
+)
+def test_a_server_whose_whole_group_is_asked_to_end_leaves_nothing(tmp_path, capsys, number):
+    """A terminal is closed, or somebody ends a script's group. The main process dies, too: here it
+    is stopped meanwhile, because it sees how its scheduler ends if it is the slower one, and the
+    system kills the scheduler behind it if it is the faster one."""
+    how = plugin(tmp_path, "never", KILL)
+    command = (str(HERE / "drive_killed.py"), "mtp", "1", "1", "wait")
+    with started(tmp_path, *command, keep_boxes=True, **how) as (process, log):
+        end = time.monotonic() + 300
+        while "SERVED" not in log.read_text(errors="replace") and time.monotonic() < end:
+            time.sleep(0.2)
+        (path,) = boxes(tmp_path)
+        os.kill(process.pid, signal.SIGSTOP)
+        while running(process.pid) and time.monotonic() < end:
+            time.sleep(0.01)
+        os.killpg(process.pid, number)
+        while not is_dead(path) and time.monotonic() < end:
+            time.sleep(0.1)
+    assert is_dead(path)
+    assert cli.main(["list", str(tmp_path / "dumps")]) == 0
+    assert "gone" not in capsys.readouterr().out
+    assert dumps_in(tmp_path) == []
+    assert not path.exists()
+
+
+def running(pid: int) -> bool:
+    """Whether a thread of it is not stopped yet: the whole process would die of the signal then."""
+    states = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return any(state.rpartition(")")[2].split()[0] != "T" for state in states)
+
+
+def is_dead(path: Path) -> bool:
+    with black_box.opened(path) as box:
+        return box is not None and box.dead
+
+
 @pytest.mark.long("an engine for each signal and place")
 @pytest.mark.parametrize(
     ("at", "overlap"),

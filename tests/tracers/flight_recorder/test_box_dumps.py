@@ -91,6 +91,30 @@ def test_who_is_asked_to_end_leaves_nothing(folder, number):
     assert not path.exists()
 
 
+def asked(folder: Path, at: int, steps: int = 5) -> Path:
+    """The box of a process that was asked to end at that time, and whose end nobody saw."""
+    path = left(folder, steps)
+    with path.open("r+b") as file:
+        file.seek(black_box._ASKED_AT)
+        file.write(black_box._MARK.pack(at))
+    return path
+
+
+def test_who_was_asked_to_end_together_with_the_server_leaves_nothing(folder):
+    """A terminal is closed, or a signal goes to the whole group: nobody is left to see the end."""
+    path = asked(folder, 10**18 + 5)
+    assert made(path, End(), 0) is None
+    assert not path.exists()
+    assert made(asked(folder, 10**18, steps=0), End(), 0) is None
+
+
+def test_who_goes_on_after_it_was_asked_or_is_seen_to_die_otherwise_leaves_a_dump(folder):
+    assert made(asked(folder, 10**17), End(), 0).finding.kind == "gone"
+    assert made(asked(folder, 0), End(), 0).finding.kind == "gone"
+    assert made(asked(folder, -1), End(), 0).finding.kind == "gone"
+    assert made(asked(folder, 10**18 + 5), End(signal=9)).finding.kind == "killed"
+
+
 def test_a_process_that_left_a_dump_leaves_no_second_one(folder):
     context = Context.alone("flight-recorder", Settings(debug_dir=folder / "dumps"))
     boxing = Boxing(context, SimpleNamespace(last=0, replays=0), lambda: "")
