@@ -13,7 +13,7 @@ where it is bounded. Integers are little-endian.
 | part | records |
 |---|---|
 | head | magic, process, server, and where the dumps go |
-| marks | the step that returned last; the number of steps and the path of a dump of its end; if and when it was asked to end |
+| marks | the step that returned last; number of steps and path of a dump of its end; asked when |
 | blobs | ``about`` and ``status``, each twice: number, length, CRC-32, bytes |
 | steps | ``STEPS`` records; record n is at n modulo ``STEPS`` |
 | events | ``EVENTS`` records, the same |

@@ -149,7 +149,10 @@ def core_dump(environ: Mapping[str, str], pid: int, since: float) -> str:
     """
     if not is_enabled(environ):
         return ""
-    found = find(environ, pid, since)
+    try:  # not sooner than the dump itself is given up, whose disk it mostly is
+        found = patience.within(folder(environ), lambda: find(environ, pid, since))
+    except patience.HungDiskError as e:
+        return f"CUDA core dump: not looked for, because {e}"
     if found is not None:
         return f"CUDA core dump: {found}"
     named = os.path.abspath(environ.get(FILE) or UNNAMED)
@@ -158,6 +161,11 @@ def core_dump(environ: Mapping[str, str], pid: int, since: float) -> str:
 
 def is_enabled(environ: Mapping[str, str]) -> bool:
     return environ.get(ENABLE) == "1"
+
+
+def folder(environ: Mapping[str, str]) -> Path:
+    """Where the driver was told to write core dumps."""
+    return Path(os.path.abspath(environ.get(FILE) or UNNAMED)).parent
 
 
 def find(environ: Mapping[str, str], pid: int, since: float) -> Path | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from g4debug.dumps import patience
 from g4debug.tracers.flight_recorder import core_autopsy, coredump
 from g4debug.tracers.flight_recorder.coredump import ENABLE, FILE, FLAGS, LIGHT
 
@@ -218,6 +219,100 @@ def test_without_an_autopsy_everything_stays(tmp_path, says, monkeypatch, caplog
     assert why in caplog.text
     assert core.exists()
     assert (tmp_path / "dump").read_text() == "as it was"
+
+
+HALVES = """
+import pathlib, sys
+core, dump = map(pathlib.Path, sys.argv[-2:])
+if core.read_bytes() != b"core":
+    sys.exit(f"g4debug: {core}: it is cut off: its section table is missing")
+"""
+
+
+@pytest.mark.parametrize("finishes", [True, False])
+def test_a_core_dump_that_is_still_written_is_read_again(
+    tmp_path, says, monkeypatch, caplog, finishes
+):
+    """The disk has stopped for a moment, and goes on once somebody has read the first half."""
+    says(HALVES + SAYS)
+    environ, refused = armed(tmp_path), []
+    core, read = of(environ), core_autopsy.autopsy
+    core.write_bytes(b"co")
+
+    def autopsy(*args):
+        found = read(*args)
+        refused.append(found[1])
+        if finishes:
+            core.write_bytes(b"core")
+        return found
+
+    monkeypatch.setattr(core_autopsy, "autopsy", autopsy)
+    monkeypatch.setattr(core_autopsy, "WRITTEN", 600 if finishes else 3)
+    run(tmp_path, environ)
+    assert "it is cut off" in refused[0]
+    assert (tmp_path / "dump").exists() == finishes
+    assert core.exists() != finishes
+    assert len(refused) >= 2
+    later = f"g4debug autopsy --write {core} {tmp_path / 'dump'}"
+    assert (later in caplog.text) != finishes
+
+
+def test_a_size_must_stand(tmp_path, monkeypatch):
+    """A file that grows at each look is not whole, and one that has stopped for long enough is."""
+    environ, now = armed(tmp_path), [0.0]
+    core = of(environ)
+
+    def sleep(seconds):
+        now[0] += seconds
+        if now[0] < 3 and round(now[0] * 10) % 4 == 0:
+            with core.open("ab") as file:
+                file.write(b"x")
+
+    monkeypatch.setattr(core_autopsy.time, "sleep", sleep)
+    monkeypatch.setattr(core_autopsy.time, "monotonic", lambda: now[0])
+    core.write_bytes(b"x")
+    assert core_autopsy.whole(environ, 77, 0, 8.0) == core
+    assert now[0] > 3
+
+
+def test_a_disk_that_hangs_does_not_keep_a_scheduler_that_dies(tmp_path, monkeypatch, caplog):
+    released, environ = threading.Event(), armed(tmp_path)
+    monkeypatch.setattr(patience, "SECONDS", 0.2)
+    for name, seconds in (("APPEARS", 0.1), ("WRITTEN", 0.1), ("DISK", 0.1)):
+        monkeypatch.setattr(core_autopsy, name, seconds)
+    monkeypatch.setattr(coredump.glob, "glob", lambda pattern: [] if released.wait(120) else None)
+    begin = time.monotonic()
+    try:
+        assert "not looked for" in coredump.core_dump(environ, 77, 0)
+        run(tmp_path, environ)
+        patience._hanging.clear()
+        run(tmp_path, environ)
+    finally:
+        released.set()
+    assert time.monotonic() - begin < 60
+    assert "still has not answered" in caplog.text
+    assert "has not answered in" in caplog.text
+
+
+def test_an_autopsy_that_cannot_be_killed_is_left_behind(tmp_path, says, monkeypatch):
+    """One that waits for a disk in the kernel ends with the disk. Here it is not killed at all."""
+    says("import time; time.sleep(600)")
+    left = []
+
+    def kill(process):
+        left.append(process)
+
+    monkeypatch.setattr(core_autopsy.subprocess.Popen, "kill", kill)
+    begin = time.monotonic()
+    try:
+        _, problem = core_autopsy.autopsy(tmp_path / "core", tmp_path / "dump", 1.0)
+    finally:
+        monkeypatch.undo()
+        for process in left:
+            process.kill()
+            process.wait()
+    assert problem == "it took more than 1 s"
+    assert time.monotonic() - begin < 300
 
 
 def test_where_there_is_none_nobody_waits_for_long(tmp_path, monkeypatch, caplog):

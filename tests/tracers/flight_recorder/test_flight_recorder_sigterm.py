@@ -1,4 +1,4 @@
-"""SIGTERM and SIGHUP to real processes: healthy, stuck with and without the GIL, forked, handled before."""
+"""SIGTERM and SIGHUP to real processes: healthy, stuck, forked, handled before."""
 
 from __future__ import annotations
 
