@@ -199,7 +199,8 @@ def _sureness(vote: Vote, place: images.Place) -> Iterator[str]:
             "that faulted they were written over, or it is not known"
         )
     if vote.numbered:
-        yield f"{vote.numbered} lanes also hold the number of that page or token"
+        least = "at least " if not vote.exact and vote.lanes > votes.MOST_COMPARED else ""
+        yield f"{least}{vote.numbered} lanes also hold the number of that page or token"
     if vote.inside:
         yield (
             f"the same registers of {vote.inside} other lanes at the same instruction point into "

@@ -59,7 +59,8 @@ def find(images: Iterable[memoryview], *addresses: int) -> list[Place]:
             break
         try:
             elf = Elf(data)
-            for section in elf.of_type(SYMBOLS)[:1]:
+            for at in elf.places(SYMBOLS)[:1]:
+                section = elf.section(int(at))
                 for address in set(addresses) - found.keys():
                     function = _function(elf, section, address)
                     if function is not None:

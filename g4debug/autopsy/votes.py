@@ -28,6 +28,8 @@ from g4debug.findings.memory_map import GIVEN_BACK, LARGEST, SEGMENT, MemoryMap,
 LOWEST, HIGHEST = 1 << 32, 1 << 49  # the addresses of a GPU; below are CUDA's own
 MOST_LANES = 16_384  # that are looked at; a core dump of a whole H100 has 270,000
 MOST_POINTERS = 256
+MOST_COMPARED = 1024  # lanes in which the number of a page is looked for, where any register counts
+MOST_LOOKS = 1000  # times that it is looked for there
 SMALL = 1 << 20  # the low half of an address is below this only once in 4,096 times
 DIFFERENT = 4  # addresses of the lanes that read a page
 SMALLEST = 1024  # a smaller number in a register says nothing: there are many
@@ -194,18 +196,25 @@ def _anywhere(
     number that all of them have is something else.
     """
     found: list[tuple[int, int, Pointer]] = []  # lanes with the page's number, address, buffer
-    usable = _whole(pairs) & ~_mapped(pairs, memory)
-    for column in range(pairs.shape[1] if len(pairs) else 0):
-        addresses = pairs[:, column]
-        if not usable[:, column].all() or len(np.unique(addresses)) < DIFFERENT:
+    kv = [(p, p.buffer) for p in among if p.buffer is not None and p.is_kv]
+    usable = (_whole(pairs) & ~_mapped(pairs, memory)).all(axis=0) if len(pairs) and kv else ()
+    registers = voters.registers[voters.faulted][:MOST_COMPARED]
+    room = MOST_LOOKS
+    for column in np.flatnonzero(usable):
+        addresses = np.unique(pairs[:, column])
+        if len(addresses) < DIFFERENT:
             continue
-        for p in among:
-            b = p.buffer
-            if b is None or not b.is_kv or len(np.unique(_pages(addresses, b))) > 1:
+        low, high = int(addresses[0]), int(addresses[-1])
+        nearest = _nearest(low, among)
+        for p, b in kv:
+            if b.page_at(low)[0] != b.page_at(high)[0]:
                 continue
-            numbered = _numbered(voters.registers[voters.faulted], addresses, p)
-            if numbered or _nearest(int(addresses.min()), among) is p:
-                found.append((numbered, int(addresses.min()), p))
+            room -= 1
+            some = pairs[:MOST_COMPARED, column]
+            # Without a look no lane counts as one that has the number: then it is less sure.
+            numbered = _numbered(registers, some, p) if room >= 0 else 0
+            if numbered or nearest is p:
+                found.append((numbered, low, p))
     if not found:
         return Vote(lanes)
     pages = {(_page(address, p), p.address): p for _, address, p in found}

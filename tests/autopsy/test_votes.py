@@ -69,3 +69,18 @@ def test_lanes_that_point_into_two_buffers_tell_neither():
     found = vote(warp(V.start), warp(V.start + PAGE), warp(K.start))
     assert not found.sure
     assert found.inside == 0
+
+
+def test_very_many_pointers_and_registers_take_bounded_work(monkeypatch):
+    """Each pair of registers has an address, and each of the pointers may be its buffer."""
+    looked, numbered = [], votes._numbered
+    monkeypatch.setattr(votes, "_numbered", lambda *a: looked.append(len(a[1])) or numbered(*a))
+    of = warp(BAD, faulted=True)
+    of.registers = np.tile(of.registers[:, 4:6], 100)
+    voters = votes.Voters(SimpleNamespace(registers=lambda w: w.registers), [of] * 200)
+    many = [kv(K.start + n * 400 * PAGE, "K") for n in range(140)]
+    among = [Pointer(b.start, b) for b in many]
+    found = votes.vote(voters, None, among, MemoryMap(tuple(many), segments=False))
+    assert found.lanes == 200 * 32
+    assert 0 < len(looked) <= votes.MOST_LOOKS
+    assert max(looked) <= votes.MOST_COMPARED

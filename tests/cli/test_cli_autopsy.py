@@ -5,6 +5,10 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import mmap
+import resource
+import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -12,8 +16,8 @@ import real_cores
 from sample_trap import sample_record
 
 from g4debug import cli
-from g4debug.autopsy import logs
-from g4debug.cli import where
+from g4debug.autopsy import examine, logs
+from g4debug.cli import autopsy, where
 from g4debug.dumps import writing
 from g4debug.dumps.reading import read
 from g4debug.findings.record import SCHEMA, Lookup
@@ -148,6 +152,29 @@ def test_a_core_that_is_none_is_refused_in_one_line(core, dump, capsys):
     core.write_bytes(b"")
     assert "it is empty" in run(capsys, "autopsy", core, code=2)
     assert "--write needs the DUMP" in run(capsys, "autopsy", core, "--write", code=2)
+
+
+def test_its_time_and_its_memory_are_bounded(core, dump, capsys, monkeypatch):
+    limits = {what: resource.getrlimit(what) for what in (resource.RLIMIT_CPU, resource.RLIMIT_AS)}
+
+    def turns(*args):
+        end = time.process_time() + 60
+        while time.process_time() < end:
+            pass
+
+    def grows(*args):
+        kept = [mmap.mmap(-1, 1 << 30) for _ in range(8)]  # reserved, but never touched
+        assert not kept
+
+    monkeypatch.setattr(autopsy, "SECONDS", 1)
+    monkeypatch.setattr(examine, "examine", turns)
+    text = run(capsys, "autopsy", core, dump, code=2)
+    assert f"{core}: reading it took more than 1 s of processor time" in text
+    monkeypatch.setattr(autopsy, "SECONDS", 60)
+    monkeypatch.setattr(examine, "examine", grows)
+    assert "Cannot allocate memory" in run(capsys, "autopsy", core, dump, code=2)
+    assert {what: resource.getrlimit(what) for what in limits} == limits
+    assert signal.getsignal(signal.SIGXCPU) is signal.SIG_DFL
 
 
 def test_an_address_is_translated(dump, capsys):
