@@ -66,9 +66,9 @@ class Core:
             )
         strings = self.elf.of_type(layouts.STRINGS)
         self._strings = self.elf.bytes_of(strings[0]) if strings else memoryview(b"")
-        self.device = next(
-            (text_at(self._strings, int(d["name"])) for _, d in self._rows(layouts.DEVICES)), ""
-        )
+        devices = [row for _, row in self._rows(layouts.DEVICES)]
+        self.device = next((text_at(self._strings, int(d["name"])) for d in devices), "")
+        self.architectures = {int(d["sm_major"]) for d in devices}  # 9 of an H100
 
     @cached_property
     def meta(self) -> Any:

@@ -41,6 +41,9 @@ def of_core(core: Core, name: str, record: TrapRecord | None) -> Autopsy:
     warp = warps[0] if warps else None
     grid = core.grids.get(warp.grid) if warp is not None else _only(core)
     place, entry = images.find(core.images(), pc, grid.entry if grid is not None else -1)
+    if not core.architectures or core.architectures - images.ARCHITECTURES:
+        place = dataclasses.replace(place, access=None)
+        notes.append("this g4debug does not know the instructions of that device")
     known = Autopsy(
         core=name,
         verdict="",
