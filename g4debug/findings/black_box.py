@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 FOLDER = Path("/dev/shm")
 PREFIX = "g4debug-box-"
 MAGIC = b"g4debug-box 2\n"  # another layout gets another magic
+_OLDER = (b"g4debug-box 1\n",)  # of layouts that are not read any more
 STEPS, STEP_BYTES = 64, 16 << 10
 EVENTS, EVENT_BYTES = 256, 256
 NOTES, NOTE_BYTES = 512, 384
@@ -436,6 +437,34 @@ def opened(path: Path) -> Iterator[Found | None]:
         yield Found(path, owner(start), dead, fd)
     finally:
         os.close(fd)
+
+
+def remove_older() -> list[Path]:
+    """Remove boxes of this user's dead processes that an older g4debug has written in a layout
+    which is not read any more: else nobody ever would. Returns those that were removed.
+    """
+    removed = []
+    for path in paths():
+        with contextlib.suppress(OSError):
+            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                status = os.fstat(fd)
+                mine = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
+                if mine and os.pread(fd, _HEAD.size, 0).startswith(_OLDER) and _lock(fd):
+                    os.unlink(path)
+                    removed.append(path)
+            finally:
+                os.close(fd)
+    return removed
+
+
+def of_others() -> int:
+    """How many files that may be boxes are of other users, who alone can read them."""
+    count = 0
+    for path in paths():
+        with contextlib.suppress(OSError):
+            count += os.lstat(path).st_uid != os.geteuid()
+    return count
 
 
 def _lock(fd: int) -> bool:

@@ -72,7 +72,8 @@ def collect(folder: Path, who: str) -> list[tuple[Path, str]]:
 
     Returns the box and the reason of each of which no dump can be made.
     """
-    problems, kept = [], 0
+    older = "it is of an older g4debug, and was removed, because this one cannot read it"
+    problems, kept = [(path, older) for path in black_box.remove_older()], 0
     for path in black_box.paths():
         with black_box.opened(path) as box:
             if box is None or not box.left_behind:

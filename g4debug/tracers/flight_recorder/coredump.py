@@ -35,7 +35,7 @@ LIGHT = (
     "skip_nonrelocated_elf_images,skip_global_memory,skip_shared_memory,skip_local_memory,"
     "skip_constbank_memory,skip_abort"
 )
-MOST = 8  # of our core dumps that are kept in a folder: those of one crash of eight ranks
+MOST = 16  # of our core dumps that are kept in a folder: those of one crash of 16 ranks
 ROOM = 4 << 30  # bytes that must be free there
 SECONDS = 5.0  # seconds that its disk may take to answer
 # One of CUDA 12.2 does not know the flags: it would write all of the device's memory, and abort.
@@ -84,7 +84,7 @@ def _prepare(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     cores = sorted(folder.glob(f"{OURS}*{SUFFIX}"), key=lambda path: _time(str(path)))
     for old in cores[: max(0, len(cores) - MOST)]:
-        old.unlink()
+        old.unlink(missing_ok=True)  # each rank does this, at the same time
 
 
 def is_ours(environ: Mapping[str, str]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import json
 import os
 import random
@@ -89,6 +90,30 @@ def test_who_is_asked_to_end_leaves_nothing(folder, number):
     path = left(folder)
     assert made(path, End(signal=int(number))) is None
     assert not path.exists()
+
+
+def test_a_dead_box_of_an_older_layout_is_removed_and_that_is_said(folder):
+    path, newer, alive = left(folder), left(folder), left(folder)
+    for box, magic in ((path, b"g4debug-box 1\n"), (newer, b"g4debug-box 3\n")):
+        with box.open("r+b") as file:
+            file.write(magic)
+    with alive.open("r+b") as file:
+        file.write(b"g4debug-box 1\n")
+        file.flush()
+        fcntl.flock(file, fcntl.LOCK_EX)
+        problems = box_dumps.collect(folder / "other", "g4debug list")
+    assert [found for found, _ in problems] == [path]
+    assert "of an older g4debug" in problems[0][1]
+    assert not path.exists()
+    assert newer.exists()
+    assert alive.exists()
+
+
+def test_boxes_of_other_users_are_counted(folder, monkeypatch):
+    left(folder)
+    assert black_box.of_others() == 0
+    monkeypatch.setattr(black_box.os, "geteuid", lambda: 4711)
+    assert black_box.of_others() == 1
 
 
 def asked(folder: Path, at: int, steps: int = 5) -> Path:

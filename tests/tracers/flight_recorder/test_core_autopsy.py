@@ -138,6 +138,25 @@ def test_few_are_kept(tmp_path):
     assert (tmp_path / "core.of.others").exists()
 
 
+def test_ranks_that_remove_the_same_old_ones_do_not_disturb_each_other(tmp_path, monkeypatch):
+    """Another rank has just removed the first of them."""
+    found = armed(tmp_path)
+    for n in range(coredump.MOST + 4):
+        (tmp_path / f"g4debug-core-h-{n}-1.nvcudmp").write_text("core")
+    unlink, gone = Path.unlink, []
+
+    def first(path, missing_ok=False):
+        if not gone:
+            gone.append(path)
+            unlink(path)
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", first)
+    coredump.prepare(found, tmp_path)
+    assert gone
+    assert len(list(tmp_path.glob("g4debug-core-*"))) == coredump.MOST
+
+
 def run(tmp_path, environ, **how) -> None:
     how = {"wait": True, "remove": True, **how}
     core_autopsy.put_into(tmp_path / "dump", environ, 77, 0, **how)
