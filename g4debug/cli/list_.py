@@ -114,9 +114,9 @@ def run(args: argparse.Namespace) -> int:
         )
         if others := black_box.of_others():
             console.print(
-                f"{black_box.FOLDER} has {others} black box{'es' * (others > 1)} of other users. If "
-                "a scheduler of theirs was killed, only they can make the dump of it: run this as "
-                "that user.",
+                f"{black_box.FOLDER} has {others} black box{'es' * (others > 1)} of other users. "
+                "If a scheduler of theirs was killed, only they can make the dump of it: run this "
+                "as that user.",
                 soft_wrap=True,
             )
         return 0

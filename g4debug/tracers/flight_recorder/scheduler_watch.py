@@ -71,7 +71,9 @@ class SchedulerWatch:
             with self.lock:
                 try:
                     box_dumps.collect(folder, f"the next server (pid {self.pid})")
-                except Exception:  # of an earlier launch; those of this one are watched all the same
+                except (
+                    Exception
+                ):  # of an earlier launch; those of this one are watched all the same
                     logger.exception("g4debug: %s", UNMADE)
             poll, of = select.poll(), {}
             while True:
@@ -98,7 +100,7 @@ class SchedulerWatch:
             self._make(pid)
 
     def _make(self, pid: int) -> None:
-        """Make the dump of a scheduler of this launch. If it fails, the others are still watched."""
+        """Make the dump of a scheduler of this launch. The others are watched also if it fails."""
         try:
             self._of(pid)
         except Exception:
