@@ -18,7 +18,7 @@ from g4debug.autopsy.errors import CoreError
 
 MOST_PARAMETERS = 32 << 10  # bytes of a kernel's parameters; CUDA's own limit
 MOST_ROWS = 400_000  # of all tables
-MOST_IMAGES, MOST_IMAGE_BYTES = 20_000, 2 << 30  # a section may be named again and again
+MOST_IMAGES = 20_000
 WARP = 32  # lanes
 
 
@@ -66,9 +66,9 @@ class Core:
             )
         strings = self.elf.of_type(layouts.STRINGS)
         self._strings = self.elf.bytes_of(strings[0]) if strings else memoryview(b"")
-        self.device = next(
-            (text_at(self._strings, int(d["name"])) for _, d in self._rows(layouts.DEVICES)), ""
-        )
+        devices = [row for _, row in self._rows(layouts.DEVICES)]
+        self.device = next((text_at(self._strings, int(d["name"])) for d in devices), "")
+        self.architectures = {int(d["sm_major"]) for d in devices}  # 9 of an H100
 
     @cached_property
     def meta(self) -> Any:
@@ -170,8 +170,9 @@ class Core:
         return places[order], links[order]
 
     def images(self) -> Iterator[memoryview]:
-        """The kernels' images."""
-        room = MOST_IMAGE_BYTES
+        """The kernels' images. Those of a real core dump do not lie in each other, so that all of
+        them are not larger than the file."""
+        room = len(self.elf.data)
         for section in self.elf.of_type(layouts.IMAGE)[:MOST_IMAGES]:
             data = self.elf.bytes_of(section)
             room -= len(data)

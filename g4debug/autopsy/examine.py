@@ -20,8 +20,10 @@ SHOWN = 8  # events and steps of the dump
 ALL_BITS = 1 << 20  # from here on, a page number of nothing but set bits is no real one
 LARGEST_INT32 = 0x7FFF_FFFF
 APART = 3600  # seconds; a core and a dump of one crash are not that far apart
-# The name that the flight recorder lets the driver give a core dump.
-NAMED = re.compile(r"g4debug-core-.*-(\d+)-\d+\.nvcudmp")
+# The name that the flight recorder lets the driver give a core dump, and where a dump has it.
+OURS = "g4debug-core-"
+NAMED = re.compile(rf"{OURS}.*-(\d+)-\d+\.nvcudmp")
+FILE = "CUDA_COREDUMP_FILE"
 NO_MAP = "there is no memory map: without the dump of the process, an address is only a number"
 
 
@@ -39,6 +41,9 @@ def of_core(core: Core, name: str, record: TrapRecord | None) -> Autopsy:
     warp = warps[0] if warps else None
     grid = core.grids.get(warp.grid) if warp is not None else _only(core)
     place, entry = images.find(core.images(), pc, grid.entry if grid is not None else -1)
+    if not core.architectures or core.architectures - images.ARCHITECTURES:
+        place = dataclasses.replace(place, access=None)
+        notes.append("this g4debug does not know the instructions of that device")
     known = Autopsy(
         core=name,
         verdict="",
@@ -91,6 +96,8 @@ def _map(core: Core, name: str, record: TrapRecord | None) -> tuple[MemoryMap | 
     pid, named = record.finding.location.pid, NAMED.fullmatch(name)
     if named and pid > 0 and int(named[1]) != pid:
         return None, [f"the core is of process {named[1]}, the dump of {pid}: its map is not used"]
+    if named and not _has_its_name(name, record):
+        return None, ["the core is of another host or container than the dump: its map is not used"]
     try:
         apart = datetime.fromisoformat(core.time) - datetime.fromisoformat(record.created)
     except (ValueError, TypeError):
@@ -101,6 +108,16 @@ def _map(core: Core, name: str, record: TrapRecord | None) -> tuple[MemoryMap | 
             f"the core and the dump are {seconds / 3600:.0f} h apart: one crash?"
         ]
     return record.memory, []
+
+
+def _has_its_name(name: str, record: TrapRecord) -> bool:
+    """False if the driver was told another name where the dump was made: see coredump.arm."""
+    told = record.environment.get(FILE, "").rpartition("/")[2]
+    if not told.startswith(OURS):
+        return True  # it is not known, or the user's own name
+    parts = {"%h": ".*", "%p": r"\d+", "%t": r"\d+"}
+    pattern = "".join(parts.get(p) or re.escape(p) for p in re.split("(%[hpt])", told))
+    return re.fullmatch(pattern, name) is not None
 
 
 def _faulted(core: Core) -> tuple[list[Warp], int, int]:
@@ -185,9 +202,13 @@ def _sureness(vote: Vote, place: images.Place) -> Iterator[str]:
             "that faulted they were written over, or it is not known"
         )
     if vote.numbered:
-        yield f"{vote.numbered} lanes also hold the number of that page or token"
+        least = "at least " if not vote.exact and vote.lanes > votes.MOST_COMPARED else ""
+        yield f"{least}{vote.numbered} lanes also hold the number of that page or token"
     if vote.inside:
-        yield f"the same registers of {vote.inside} other lanes point into that buffer"
+        yield (
+            f"the same registers of {vote.inside} other lanes at the same instruction point into "
+            "that buffer"
+        )
     if vote.given:
         yield "the request was given a page of that number, and none of the others that it could be"
     for p in vote.same:

@@ -18,7 +18,9 @@ _FIELDS = ["name", "info", "other", "section", "value", "size"]
 _SYMBOL = np.dtype([(name, f"<{form}") for name, form in zip(_FIELDS, "IBBHQQ", strict=True)])
 INSTRUCTION = 16  # bytes, since Volta
 # The low 12 bits of the instructions that read or write global memory by an address in registers:
-# LD, LDG, ST, STG, LDGSTS, ATOM, ATOMG, RED. Seen in NVIDIA's disassembly of sm_70 to sm_90.
+# LD, LDG, ST, STG, LDGSTS, ATOM, ATOMG, RED. Seen in NVIDIA's disassembly of sm_70 to sm_90; on
+# another architecture the same bits may be another instruction.
+ARCHITECTURES = {7, 8, 9}
 MEMORY = {
     0x980: "LD", 0x981: "LDG", 0x985: "ST", 0x986: "STG", 0xFAE: "LDGSTS", 0x38A: "ATOM",
     0x3A8: "ATOMG", 0x9A8: "ATOMG", 0x98E: "RED", 0x9A6: "REDG",
@@ -59,7 +61,8 @@ def find(images: Iterable[memoryview], *addresses: int) -> list[Place]:
             break
         try:
             elf = Elf(data)
-            for section in elf.of_type(SYMBOLS)[:1]:
+            for at in elf.places(SYMBOLS)[:1]:
+                section = elf.section(int(at))
                 for address in set(addresses) - found.keys():
                     function = _function(elf, section, address)
                     if function is not None:

@@ -1,16 +1,19 @@
 """Finds the source line of an address in a ``.debug_line`` section (DWARF 2 to 4).
 
 That is what Triton and ``nvcc -lineinfo`` leave in a kernel's image. The section may be hostile:
-the work is bounded by ``MOST`` operations.
+the work is bounded by ``MOST`` operations, numbers and names together.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from g4debug.autopsy.elf import LONGEST
 from g4debug.autopsy.errors import CoreError
 
-MOST = 2_000_000  # operations of all units
+MOST = 2_000_000  # operations, numbers and names of all units
+MOST_FILES = 10_000  # of a unit
+WIDEST = 8  # bytes of an address
 # Standard operations, and the extended ones behind a 0.
 COPY, ADVANCE_PC, ADVANCE_LINE, SET_FILE, SET_COLUMN, NEGATE, BASIC, CONST_ADD, FIXED = range(1, 10)
 END, SET_ADDRESS = 1, 2
@@ -29,8 +32,15 @@ class _Unit:
 
 
 class _Reader:
-    def __init__(self, data: memoryview) -> None:
-        self.data, self.at = data, 0
+    """room: how much work is left, of all units of a section."""
+
+    def __init__(self, data: memoryview, room: list[int]) -> None:
+        self.data, self.at, self.room = data, 0, room
+
+    def spend(self) -> None:
+        self.room[0] -= 1
+        if self.room[0] < 0:
+            raise CoreError("its lines are more than any kernel's")
 
     def number(self, size: int) -> int:
         end = self.at + size
@@ -41,6 +51,7 @@ class _Reader:
         return found
 
     def variable(self, signed: bool = False) -> int:
+        self.spend()
         found = shift = 0
         while shift < 70:
             byte = self.number(1)
@@ -51,10 +62,13 @@ class _Reader:
         raise CoreError("a number of its lines is too long")
 
     def text(self) -> str:
-        begin = self.at
-        while self.number(1):
-            pass
-        return bytes(self.data[begin : self.at - 1]).decode(errors="replace")
+        self.spend()
+        part = bytes(self.data[self.at : self.at + LONGEST])
+        size = part.find(0)
+        if size < 0:
+            raise CoreError("a name of its lines is cut off, or longer than any file's")
+        self.at += size + 1
+        return part[:size].decode(errors="replace")
 
 
 def line_of(section: memoryview, address: int) -> str:
@@ -67,20 +81,18 @@ def line_of(section: memoryview, address: int) -> str:
         size = int.from_bytes(section[at : at + 4], "little")
         if size >= 0xFFFF_FFF0 or at + 4 + size > len(section):
             raise CoreError("its lines are cut off, or of DWARF's 64-bit form")
-        if found := _in_unit(_Reader(section[at + 4 : at + 4 + size]), address, room):
+        if found := _in_unit(_Reader(section[at + 4 : at + 4 + size], room), address):
             return found
         at += 4 + size
     return ""
 
 
-def _in_unit(reader: _Reader, address: int, room: list[int]) -> str:
+def _in_unit(reader: _Reader, address: int) -> str:
     unit = _header(reader)
     pc, file, line = 0, 1, 1
     last: tuple[int, int, int] | None = None  # (pc, file, line) of the row before
     while reader.at < len(reader.data):
-        room[0] -= 1
-        if room[0] < 0:
-            raise CoreError("its lines are more than any kernel's")
+        reader.spend()
         code, row, end = reader.number(1), False, False
         if code >= unit.first:
             advance = code - unit.first
@@ -92,6 +104,8 @@ def _in_unit(reader: _Reader, address: int, room: list[int]) -> str:
             then = reader.at + size
             kind = reader.number(1) if size else 0
             if kind == SET_ADDRESS:
+                if size - 1 > WIDEST:
+                    raise CoreError("an address of its lines is too long")
                 pc = reader.number(size - 1)
             end = row = kind == END
             reader.at = then
@@ -136,6 +150,8 @@ def _header(reader: _Reader) -> _Unit:
         pass
     while name := reader.text():
         unit.files.append(name)
+        if len(unit.files) > MOST_FILES:
+            raise CoreError("its lines are of more files than any kernel's")
         for _ in range(3):  # folder, time, size
             reader.variable()
     reader.at = then

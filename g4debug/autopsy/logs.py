@@ -1,11 +1,13 @@
 """Finds the addresses in a log: of an Xid in dmesg, of compute-sanitizer, of cuda-gdb, of anybody.
 
-A log is full of numbers in hex. What counts is a number that can be an address of CUDA's, in a line
-that says what it is; other lines count only if the map knows the address.
+A log is full of numbers in hex. What counts is a number that can be an address of CUDA's, beside
+words that say what it is, or that complain; others count only if the map knows the address. A log
+may be large, and of anybody: the time grows with its length alone.
 """
 
 from __future__ import annotations
 
+import bisect
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -16,21 +18,40 @@ from g4debug.findings.memory_map import MemoryMap
 LOWEST, HIGHEST = 1 << 32, 1 << 57
 FIRST, MOST = 1000, 100_000  # addresses of one log: so many are told unless all are asked for
 COUNTED = 1_000_000  # so many are counted
-LONGEST = 4096  # characters of a line that are looked at
+LONGEST = 4096  # characters of a line that are told
 
-# Who says it, and how. dmesg writes an address in two parts: 7f6f_15400000.
+# Who says it, one of the words that such a line has, and how the address is written.
 SAYS = tuple(
-    (says, re.compile(pattern, re.I))
-    for says, pattern in (
-        ("Xid in dmesg", r"NVRM: Xid.*?(?:faulted @|addr(?:ess)?:?)\s*(?:0x)?([0-9a-f_]+)"),
-        ("compute-sanitizer", r"Address 0x([0-9a-f]+) is (?:out of|misaligned)"),
-        ("cuda-gdb", r"Illegal access to address \(@\w+\)\s*0x([0-9a-f]+)"),
-        ("PC", r"\bPC:?=?\s*0x([0-9a-f]+)"),  # of cuda-gdb, and of SGLang, which runs it
+    (says, words, re.compile(pattern, re.I))
+    for says, words, pattern in (
+        # dmesg writes an address in two parts: 7f6f_15400000. A log may have no "NVRM: Xid".
+        (
+            "Xid in dmesg",
+            ("nvrm: xid", "mmu fault"),
+            r"(?:faulted @|addr(?:ess)?:?)\s*(?:0x)?([0-9a-f_]+)",
+        ),
+        # "Access at" since CUDA 12.9, before that "Address"; "Access to" is in public logs, too.
+        (
+            "compute-sanitizer",
+            ("address 0x", "access at 0x", "access to 0x"),
+            r"(?:Address|Access (?:at|to)) 0x([0-9a-f]+) is (?:out of|misaligned)",
+        ),
+        (
+            "cuda-gdb",
+            ("illegal access to address",),
+            r"Illegal access to address \(@\w+\)\s*0x([0-9a-f]+)",
+        ),
+        ("PC", ("pc",), r"\bPC:?=?\s*0x([0-9a-f]+)"),  # of cuda-gdb, and of SGLang, which runs it
     )
 )
 CODE = "PC"
 IS_CODE = "code of a kernel, and no buffer; g4debug autopsy CORE names the kernel"
 ANY = re.compile(r"\b0x([0-9a-f]{8,16})\b", re.I)
+COMPLAINT = re.compile(
+    r"\b(?:fault(?:ed|ing)?|illegal|invalid|misaligned|out[ -]of[ -]bounds)\b", re.I
+)
+COMPLAINS = "a complaint"
+BEFORE, BEHIND = 80, 40  # characters in which somebody complains about an address
 
 
 @dataclass(frozen=True)
@@ -53,26 +74,53 @@ def found(address: int, memory: MemoryMap, line: int = 0, says: str = "", text: 
 def addresses(
     lines: Iterable[str], memory: MemoryMap, most: int = FIRST
 ) -> tuple[list[Found], int]:
-    """Each address once, in the order of the log, and how many more there are than ``most``."""
+    """Each address once, in the order of the log, and how many more there are than ``most``.
+
+    lines: with their ends; a piece without one is followed by the rest of its line.
+    """
     seen: set[int] = set()
     told: list[Found] = []
-    for number, raw in enumerate(lines, 1):
-        line = raw[:LONGEST]
-        for says, address in _of(line):
-            known = memory.at(address)
-            if address in seen or not (LOWEST <= address < HIGHEST) or not (says or known):
+    starts, ends = _mapped(memory)
+    number = 1
+    for line in lines:
+        for at, says, address in _of(line):
+            if address in seen or not LOWEST <= address < HIGHEST:
                 continue
+            if not says:
+                place = bisect.bisect_right(starts, address) - 1
+                if place < 0 or address >= ends[place]:
+                    continue
             seen.add(address)
             if len(told) < most:
-                told.append(found(address, memory, number, says, line.strip()))
+                begin = 0 if len(line) <= LONGEST else max(0, at - BEFORE)
+                text = line[begin : begin + LONGEST].strip()
+                told.append(found(address, memory, number, says, text))
         if len(seen) >= COUNTED:
             break
+        number += line.endswith("\n")
     return told, len(seen) - len(told)
 
 
-def _of(line: str) -> Iterator[tuple[str, int]]:
-    for says, pattern in SAYS:
-        for match in pattern.finditer(line):
-            if digits := match[1].replace("_", ""):
-                yield says, int(digits, 16)
-    yield from (("", int(match[1], 16)) for match in ANY.finditer(line))
+def _mapped(memory: MemoryMap) -> tuple[list[int], list[int]]:
+    """Where memory begins that the map knows, sorted, and the furthest end of all up to there."""
+    starts: list[int] = []
+    ends: list[int] = []
+    for r in sorted(memory.ranges, key=lambda r: r.start):
+        starts.append(r.start)
+        ends.append(max([r.end, *ends[-1:]]))
+    return starts, ends
+
+
+def _of(line: str) -> Iterator[tuple[int, str, int]]:
+    """Where an address is in a line, who says it, and the address."""
+    small = line.lower()
+    for says, words, pattern in SAYS:
+        if any(word in small for word in words):
+            for match in pattern.finditer(line):
+                if digits := match[1].replace("_", ""):
+                    yield match.start(), says, int(digits, 16)
+    somewhere = COMPLAINT.search(line) is not None
+    for match in ANY.finditer(line):
+        at, end = match.span()
+        complains = somewhere and COMPLAINT.search(line, max(0, at - BEFORE), end + BEHIND)
+        yield at, COMPLAINS if complains else "", int(match[1], 16)

@@ -7,7 +7,9 @@ If not, the page is not known, and that is said.
 
 The kernel's parameters have pointers to its buffers. An address far outside is far from each of
 them. Three things tell for which one it was meant: lanes that hold the number of the page or of the
-token, other lanes whose address at the same place is inside that buffer, and, last, the distance.
+token, other lanes that stand at the same instruction and whose address there is inside that buffer,
+and, last, the distance. Elsewhere in the kernel the same registers hold something else, so other
+lanes say nothing; and lanes that point into two buffers tell neither.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ from g4debug.findings.memory_map import GIVEN_BACK, LARGEST, SEGMENT, MemoryMap,
 LOWEST, HIGHEST = 1 << 32, 1 << 49  # the addresses of a GPU; below are CUDA's own
 MOST_LANES = 16_384  # that are looked at; a core dump of a whole H100 has 270,000
 MOST_POINTERS = 256
+MOST_COMPARED = 1024  # lanes in which the number of a page is looked for, where any register counts
+MOST_LOOKS = 1000  # times that it is looked for there
 SMALL = 1 << 20  # the low half of an address is below this only once in 4,096 times
 DIFFERENT = 4  # addresses of the lanes that read a page
 SMALLEST = 1024  # a smaller number in a register says nothing: there are many
@@ -50,9 +54,10 @@ class Vote:
     lanes: of the warps that faulted. agree: so many of them have an address in the same page
     (without a KV buffer: in the same 2 MiB). exact: it is from the pair of registers of the
     instruction that faulted. base: the buffer that it was meant for, None if there is none.
-    numbered: so many lanes hold the number of that page or token. inside: so many other lanes are
-    in that buffer at the same pair. rivals: other buffers of the kernel that it may have been meant
-    for. same: of these, those of which the lanes hold an address in the same page, too.
+    numbered: so many lanes hold the number of that page or token. inside: so many other lanes at
+    the same instruction are in that buffer at the same pair. rivals: other buffers of the kernel
+    that it may have been meant for. same: of these, those of which the lanes hold an address in the
+    same page, too.
     given: the dump's events give the request a page of that number, and of no rival's.
     reads: the KV buffer that the instruction reads, if its registers have moved on.
     """
@@ -101,10 +106,14 @@ def _says(r: MemoryRange) -> tuple[bool, bool, int]:
 
 
 class Voters:
-    """The registers of the lanes of a grid. faulted: which lanes were in a warp that faulted."""
+    """The registers of the lanes of a grid.
+
+    faulted: which lanes were in a warp that faulted. beside: which lanes stand at an instruction at
+    which one of these stands, too.
+    """
 
     def __init__(self, core: Core, warps: Iterable[Warp]) -> None:
-        parts, faulted, count = [], [], 0
+        parts, faulted, pcs, count = [], [], [], 0
         for warp in warps:
             if count >= MOST_LANES:
                 break
@@ -114,6 +123,7 @@ class Voters:
                 flagged = np.full(len(part), warp.error_pc >= 0)
             parts.append(part)
             faulted.append(flagged)
+            pcs.append(warp.lanes["pc"])
             count += len(part)
         width = max((part.shape[1] for part in parts), default=0)
         self.registers = np.zeros((count, width), "<u4")
@@ -122,6 +132,8 @@ class Voters:
             self.registers[at : at + len(part), : part.shape[1]] = part
             at += len(part)
         self.faulted = np.concatenate(faulted) if faulted else np.zeros(0, bool)
+        where = np.concatenate(pcs) if pcs else np.zeros(0, "<u8")
+        self.beside = np.isin(where, where[self.faulted])
 
     def pairs(self) -> Any:
         """Each register and the next one as a 64-bit number, uint64 [lanes, registers - 1]."""
@@ -144,7 +156,8 @@ def vote(
         mapped = _mapped(column, memory)
         whole = voters.faulted & ~mapped & _whole(column)
         if whole.any():
-            return _exact(voters.registers, column, whole, mapped, among, lanes)
+            inside = column[mapped & voters.beside]
+            return _exact(voters.registers[whole], column[whole], inside, among, lanes)
         moved = column[voters.faulted & mapped]
         reads = next((p for p in among if p.is_kv and _inside(moved, p)), None)
     found = _anywhere(voters, pairs[voters.faulted], among, memory, lanes)
@@ -152,17 +165,22 @@ def vote(
 
 
 def _exact(
-    registers: Any, column: Any, whole: Any, mapped: Any, among: Sequence[Pointer], lanes: int
+    registers: Any, addresses: Any, others: Any, among: Sequence[Pointer], lanes: int
 ) -> Vote:
-    """The vote of the lanes at the instruction. whole: those with an address that is not mapped."""
-    addresses = column[whole]
-    scored = [
-        (_numbered(registers[whole], addresses, p), _inside(column[mapped], p), p) for p in among
-    ]
-    best = max(scored, key=lambda s: (s[0], s[1]), default=(0, 0, None))
-    numbered, inside, base = best
+    """The vote of the lanes at the instruction, by their addresses, which are not mapped.
+
+    others: the addresses of other lanes at that instruction, which are mapped.
+    """
+    scored = [(_numbered(registers, addresses, p), _inside(others, p), p) for p in among]
+    numbered, inside, base = max(scored, key=lambda s: (s[0], s[1]), default=(0, 0, None))
+    rest = [(n, i) for n, i, p in scored if p is not base]
+    if numbered:
+        tells = all(r < (numbered, inside) for r in rest)
+    else:
+        tells = inside > 0 and not any(i for _, i in rest)
     rivals: tuple[Pointer, ...] = ()
-    if not (numbered or inside):
+    if not tells:
+        numbered = inside = 0
         base = _nearest(int(addresses.min()), among)
         rivals = tuple(p for p in among if p.is_kv and p is not base)
     agree, address = _most(addresses, base)
@@ -178,18 +196,25 @@ def _anywhere(
     number that all of them have is something else.
     """
     found: list[tuple[int, int, Pointer]] = []  # lanes with the page's number, address, buffer
-    usable = _whole(pairs) & ~_mapped(pairs, memory)
-    for column in range(pairs.shape[1] if len(pairs) else 0):
-        addresses = pairs[:, column]
-        if not usable[:, column].all() or len(np.unique(addresses)) < DIFFERENT:
+    kv = [(p, p.buffer) for p in among if p.buffer is not None and p.is_kv]
+    usable = (_whole(pairs) & ~_mapped(pairs, memory)).all(axis=0) if len(pairs) and kv else ()
+    registers = voters.registers[voters.faulted][:MOST_COMPARED]
+    room = MOST_LOOKS
+    for column in np.flatnonzero(usable):
+        addresses = np.unique(pairs[:, column])
+        if len(addresses) < DIFFERENT:
             continue
-        for p in among:
-            b = p.buffer
-            if b is None or not b.is_kv or len(np.unique(_pages(addresses, b))) > 1:
+        low, high = int(addresses[0]), int(addresses[-1])
+        nearest = _nearest(low, among)
+        for p, b in kv:
+            if b.page_at(low)[0] != b.page_at(high)[0]:
                 continue
-            numbered = _numbered(voters.registers[voters.faulted], addresses, p)
-            if numbered or _nearest(int(addresses.min()), among) is p:
-                found.append((numbered, int(addresses.min()), p))
+            room -= 1
+            some = pairs[:MOST_COMPARED, column]
+            # Without a look no lane counts as one that has the number: then it is less sure.
+            numbered = _numbered(registers, some, p) if room >= 0 else 0
+            if numbered or nearest is p:
+                found.append((numbered, low, p))
     if not found:
         return Vote(lanes)
     pages = {(_page(address, p), p.address): p for _, address, p in found}

@@ -13,13 +13,23 @@ core dump may go.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
+import resource
+import signal
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 from g4debug.cli import CliError, add_console_arguments, console_for, no_traceback
 
 NAME = "autopsy"
 HELP = "read a CUDA core dump: which kernel, page, row and request"
+# A core dump may be of anybody. One of a whole H100 takes some 5 s, and a few hundred MB.
+SECONDS = 120  # of processor time
+ROOM = 4 << 30  # bytes of memory, beside the file, which is mapped
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +55,8 @@ def run(args: argparse.Namespace) -> int:
     record = None if args.dump is None else read_dump(args.dump)
     with no_traceback(f"{args.core}: it was opened, but cannot be read", "cuda-gdb"):
         try:
-            found = examine.examine(args.core, record)
+            with _bounded(args.core):
+                found = examine.examine(args.core, record)
         except CoreError as e:
             raise CliError(f"{args.core}: {e}") from e
     if args.write and record is not None:
@@ -56,3 +67,39 @@ def run(args: argparse.Namespace) -> int:
     else:
         autopsy.render(found, console_for(args))
     return 0
+
+
+@contextlib.contextmanager
+def _bounded(core: Path) -> Iterator[None]:
+    """With a limit on processor time and memory of this process, where the system has such limits.
+
+    Raises CliError if the time is over, and MemoryError.
+    """
+
+    def refuse(*args: object) -> NoReturn:
+        raise CliError(
+            f"{core}: reading it took more than {SECONDS} s of processor time, where some 5 s are "
+            "needed; it may be damaged; try: cuda-gdb, and please report this"
+        )
+
+    usage, before = resource.getrusage(resource.RUSAGE_SELF), {}
+    limits = {resource.RLIMIT_CPU: int(usage.ru_utime + usage.ru_stime) + SECONDS}
+    with contextlib.suppress(OSError):  # no /proc; and a file that is not there is told by others
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        limits[resource.RLIMIT_AS] = pages * resource.getpagesize() + os.stat(core).st_size + ROOM
+    main = threading.current_thread() is threading.main_thread()
+    handler = signal.signal(signal.SIGXCPU, refuse) if main else None
+    try:
+        for what, limit in limits.items():
+            soft, hard = resource.getrlimit(what)
+            # A limit that somebody else has set, and that is lower, stays.
+            if all(other == resource.RLIM_INFINITY or other > limit for other in (soft, hard)):
+                with contextlib.suppress(OSError, ValueError):
+                    resource.setrlimit(what, (limit, hard))
+                    before[what] = soft, hard
+        yield
+    finally:
+        for what, old in before.items():
+            resource.setrlimit(what, old)
+        if main:
+            signal.signal(signal.SIGXCPU, handler)

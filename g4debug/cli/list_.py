@@ -23,6 +23,7 @@ from g4debug.settings import DEFAULT_DUMP_DIR
 NAME = "list"
 HELP = "list the dumps of a folder by incident, newest first"
 
+OLDER = "is of an older g4debug, and was removed, because this one cannot read it"
 VARIABLE = "SGLANG_TRTLLM_MHA_DEBUG_DIR"
 
 
@@ -45,8 +46,10 @@ def from_black_boxes(directory: Path) -> list[str]:
     """
     from g4debug.findings import black_box
 
+    # The usual case is that there are none. Then torch need not be imported.
     if not any(map(partial(_left_behind, directory), black_box.paths())):
-        return []  # the usual case: torch need not be imported
+        removed = black_box.remove_older()
+        return [f"{path}: this black box {OLDER}" for path in removed]
     from g4debug.tracers.flight_recorder import box_dumps
 
     problems = box_dumps.collect(directory, f"g4debug {NAME}")
@@ -70,6 +73,7 @@ def elsewhere(directory: Path) -> str:
 def run(args: argparse.Namespace) -> int:
     from g4debug.dumps import incidents
     from g4debug.dumps.heads import quoted
+    from g4debug.findings import black_box
     from g4debug.reporters import listing
 
     directory = args.directory
@@ -108,6 +112,13 @@ def run(args: argparse.Namespace) -> int:
             f"If you have the log of a server that died: {program()} triage LOG",
             soft_wrap=True,
         )
+        if others := black_box.of_others():
+            console.print(
+                f"{black_box.FOLDER} has {others} black box{'es' * (others > 1)} of other users. "
+                "If a scheduler of theirs was killed, only they can make the dump of it: run this "
+                "as that user.",
+                soft_wrap=True,
+            )
         return 0
     listing.render(found, console, program=program())
     newest = next((i for i in found if any(not d.broken for d in i.dumps)), None)

@@ -20,7 +20,9 @@ NAME = "where"
 HELP = "say what an address in a log is: which buffer, layer and page"
 HEX = re.compile(r"(?:0x)?([0-9a-f]{1,8}_?[0-9a-f]{1,16})", re.I)
 MOST = 256 << 20  # bytes of a log
-LONGEST = 64 << 10  # bytes of a line; a longer one is read in parts
+LONGEST = 64 << 10  # bytes of a line; a longer one is read in pieces
+AGAIN = 512  # bytes at the end of a piece that are read again: they tell what the next words mean
+DIGITS = b"0123456789abcdefABCDEFxX_"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,9 +76,16 @@ def _lines(name: str) -> Iterator[str]:
 
 
 def _bounded(file: BinaryIO, name: str) -> Iterator[str]:
-    room = MOST
+    room, rest = MOST, b""
     while line := file.readline(LONGEST):
         room -= len(line)
         if room < 0:
             raise CliError(f"{name}: more than {MOST >> 20} MiB; give the end of it")
-        yield line.decode(errors="replace")
+        piece, rest = rest + line, b""
+        if len(line) == LONGEST and not line.endswith(b"\n"):
+            # Half of an address would be another one, so the piece ends in front of it.
+            half = len(piece) - len(piece.rstrip(DIGITS))
+            end = len(piece) - half if half < AGAIN else len(piece)
+            piece, rest = piece[:end], piece[max(0, end - AGAIN) :]
+        yield piece.decode(errors="replace")
+    yield rest.decode(errors="replace")

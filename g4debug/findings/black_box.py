@@ -13,7 +13,7 @@ where it is bounded. Integers are little-endian.
 | part | records |
 |---|---|
 | head | magic, process, server, and where the dumps go |
-| marks | the step that returned last; the number of steps and the path of a dump of its end |
+| marks | the step that returned last; number of steps and path of a dump of its end; asked when |
 | blobs | ``about`` and ``status``, each twice: number, length, CRC-32, bytes |
 | steps | ``STEPS`` records; record n is at n modulo ``STEPS`` |
 | events | ``EVENTS`` records, the same |
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 FOLDER = Path("/dev/shm")
 PREFIX = "g4debug-box-"
 MAGIC = b"g4debug-box 2\n"  # another layout gets another magic
+_OLDER = (b"g4debug-box 1\n",)  # of layouts that are not read any more
 STEPS, STEP_BYTES = 64, 16 << 10
 EVENTS, EVENT_BYTES = 256, 256
 NOTES, NOTE_BYTES = 512, 384
@@ -58,6 +59,7 @@ REQUESTS = 256  # of a step that are kept
 RIDS_BYTES = 10 << 10  # of all of them together
 BLOBS = {"about": 160 << 10, "status": 64 << 10}  # name -> bytes, at most
 LEAVES = 16 << 20  # bytes of the folder that must stay free for others: it may be small
+GOES_ON_NS = 10 * 10**9  # in which a process that was asked to end may still begin steps
 MOST = 16  # boxes of dead processes that are kept
 
 _HEAD = struct.Struct("<16sqqqq64s64s1024s")
@@ -65,6 +67,7 @@ _HEAD_BYTES = 2048
 _MARKS_AT = _HEAD_BYTES
 _MARK = struct.Struct("<q")
 _DUMP = struct.Struct("<q1024s")
+_ASKED_AT = _MARKS_AT + _MARK.size + _DUMP.size
 _NUMBER = struct.Struct("<q")
 _BLOB = struct.Struct("<qII")
 _PAGE = 4096
@@ -94,7 +97,7 @@ _BLOBS_AT, _STEPS_AT, _EVENTS_AT, _NOTES_AT, TOTAL_BYTES = _places()
 assert _RIDS_AT + _RIDS.size + RIDS_BYTES <= STEP_BYTES
 assert 8 + _EVENTS_OF[_SHOWN].size <= EVENT_BYTES
 assert 8 + _NOTE.size <= NOTE_BYTES
-assert _MARKS_AT + _MARK.size + _DUMP.size <= _PAGE
+assert _ASKED_AT + _MARK.size <= _PAGE
 
 
 class BoxError(Exception):
@@ -208,6 +211,10 @@ class BlackBox:
         """
         _DUMP.pack_into(self._map, _MARKS_AT + _MARK.size, self._steps, os.fsencode(dump)[:1023])
 
+    def asked(self, time_ns: int) -> None:
+        """Somebody has asked this process to end, by a signal, at that Unix time. 0: it hung."""
+        self._numbers[_ASKED_AT >> 3] = time_ns
+
     def remove(self) -> None:
         """The process ends well, or has left a dump: nobody needs the box any more."""
         if self._fd >= 0:
@@ -256,7 +263,8 @@ class Content:
 
     returned: the step whose call has returned last. dump: the one that the process has left of its
     end. cut: how many requests the largest step had, if that is more than are kept, else 0. lost:
-    how many notes were before those that are kept.
+    how many notes were before those that are kept. asked: somebody asked the process to end, and it
+    did not go on after that, as far as the steps tell.
     """
 
     owner: Owner
@@ -268,6 +276,7 @@ class Content:
     cut: int
     notes: list[dict[str, Any]]
     lost: int
+    asked: bool = False
 
 
 def content(data: bytes) -> Content:
@@ -282,11 +291,13 @@ def content(data: bytes) -> Content:
     _, events = _records(data, _EVENTS_AT, EVENTS, EVENT_BYTES, _read_event)
     noted, notes = _records(data, _NOTES_AT, NOTES, NOTE_BYTES, _read_note)
     left_at, dump = _DUMP.unpack_from(data, _MARKS_AT + _MARK.size)
+    asked_ns = _MARK.unpack_from(data, _ASKED_AT)[0]
     most = max((step.pop("count") for step in steps), default=0)
     return Content(
         owner=owner(data),
         returned=_MARK.unpack_from(data, _MARKS_AT)[0],
         dump=_text(dump) if left_at == newest else "",
+        asked=asked_ns > 0 and all(s["time_ns"] <= asked_ns + GOES_ON_NS for s in steps[-1:]),
         blobs=blobs,
         steps=steps,
         events=events,
@@ -426,6 +437,34 @@ def opened(path: Path) -> Iterator[Found | None]:
         yield Found(path, owner(start), dead, fd)
     finally:
         os.close(fd)
+
+
+def remove_older() -> list[Path]:
+    """Remove boxes of this user's dead processes that an older g4debug has written in a layout
+    which is not read any more: else nobody ever would. Returns those that were removed.
+    """
+    removed = []
+    for path in paths():
+        with contextlib.suppress(OSError):
+            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                status = os.fstat(fd)
+                mine = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
+                if mine and os.pread(fd, _HEAD.size, 0).startswith(_OLDER) and _lock(fd):
+                    os.unlink(path)
+                    removed.append(path)
+            finally:
+                os.close(fd)
+    return removed
+
+
+def of_others() -> int:
+    """How many files that may be boxes are of other users, who alone can read them."""
+    count = 0
+    for path in paths():
+        with contextlib.suppress(OSError):
+            count += os.lstat(path).st_uid != os.geteuid()
+    return count
 
 
 def _lock(fd: int) -> bool:

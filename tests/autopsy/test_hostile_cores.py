@@ -9,7 +9,7 @@ import time
 import pytest
 import real_cores
 
-from g4debug.autopsy import elf, examine, images, lines
+from g4debug.autopsy import elf, examine, images, layouts, lines
 from g4debug.autopsy.core import Core, read
 from g4debug.autopsy.errors import CoreError
 
@@ -137,6 +137,81 @@ def test_lines_that_never_end_are_refused():
     body = struct.pack("<HI", 2, len(head)) + head + b"\x06" * (lines.MOST + 1)
     with pytest.raises(CoreError, match="more than any kernel's"):
         lines.line_of(memoryview(struct.pack("<I", len(body)) + body), 1)
+
+
+HEAD = bytes([1, 1, 0xFB, 14, 10, 0, 1, 1, 1, 1, 0, 0, 0, 1])
+NO_FILES = b"\0\0"
+MANY = HEAD[:4] + bytes([11]) + HEAD[5:] + b"\xff" + NO_FILES  # operation 10 has 255 arguments
+
+
+def unit(head: bytes, body: bytes = b"") -> bytes:
+    """A unit of lines: its header behind version and size, and its operations."""
+    whole = struct.pack("<HI", 2, len(head)) + head + body
+    return struct.pack("<I", len(whole)) + whole
+
+
+@pytest.mark.parametrize(
+    ("section", "why"),
+    [
+        (unit(HEAD + b"a" * 8_000_000 + b"\0\0"), "longer than any file's"),
+        (unit(HEAD + b"\0" + b"a\0\0\0\0" * 1_000_000 + b"\0"), "of more files than any kernel's"),
+        # Units of many folders, each with room enough for itself.
+        (unit(HEAD + b"a\0" * 900_000 + NO_FILES) * 3, "more than any kernel's"),
+        # An operation of 255 arguments, again and again.
+        (unit(MANY, (b"\x0a" + b"\0" * 255) * 9000), "more than any kernel's"),
+        (unit(HEAD + NO_FILES, b"\0\x80\x80\x40\x02" + b"\xff" * 1_000_000), "address .* too long"),
+    ],
+    ids=["name", "files", "folders", "arguments", "address"],
+)
+def test_lines_of_any_kind_take_bounded_work(section, why, monkeypatch):
+    work = []
+    number = lines._Reader.number
+    monkeypatch.setattr(lines._Reader, "number", lambda r, n: work.append(n) or number(r, n))
+    with pytest.raises(CoreError, match=why):
+        lines.line_of(memoryview(section), 1)
+    assert sum(work) < 3 * lines.MOST
+
+
+def within(data: bytes, place: int, inner: bytes) -> bytes:
+    """An ELF file of which a section is other bytes."""
+    out = bytearray(data)
+    out += b"\0" * (-len(out) % 8)
+    table = struct.unpack_from("<Q", out, SECTIONS)[0]
+    struct.pack_into("<QQ", out, table + 64 * place + 24, len(out), len(inner))
+    return bytes(out) + inner
+
+
+def test_lines_and_images_of_a_core_take_bounded_work(monkeypatch):
+    """The lines of its kernel's image, and one image of very many symbol tables under each name."""
+    data = real_cores.core(NAME)
+    core = Core(memoryview(data))
+    (warp, *_) = core.warps
+    all_ = core.elf.of_type(layouts.IMAGE)
+    for image in all_:
+        inner = bytes(core.elf.bytes_of(image))
+        if images.find([memoryview(inner)], warp.error_pc)[0].kernel:
+            break
+    of = elf.Elf(memoryview(inner))
+    (place,) = (n for n in range(len(of.table)) if of.name(of.section(n)) == ".debug_line")
+    long = within(inner, place, unit(HEAD + b"a" * 8_000_000 + b"\0\0"))
+    found = result(within(data, image.place, long))
+    assert any("longer than any file's" in note for note in found.notes)
+
+    count = 190_000
+    row = struct.pack("<IIQQQQIIQQ", 0, images.SYMBOLS, 0, 0, 0, count, 0, 0, 0, 24)
+    many = bytearray(inner[:64]) + bytearray(row * count)
+    struct.pack_into("<Q", many, SECTIONS, 64)
+    struct.pack_into("<HH", many, 60, 0, 0)
+    at, out = len(data), bytearray(data) + many
+    table = struct.unpack_from("<Q", out, SECTIONS)[0]
+    for image in all_:
+        struct.pack_into("<QQ", out, table + 64 * image.place + 24, at, len(many))
+    opened, section = [], elf.Elf.section
+    monkeypatch.setattr(elf.Elf, "section", lambda e, n: opened.append(n) or section(e, n))
+    found = result(bytes(out))
+    assert "no source line: no image in the core dump has this address" in found.notes
+    assert len(opened) < 20_000
+    assert sum(len(i) for i in Core(memoryview(bytes(out))).images()) <= len(out)
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import struct
 
 import pytest
 import real_cores
 from elftools.elf.elffile import ELFFile
 
-from g4debug.autopsy import examine, images, votes
+from g4debug.autopsy import examine, images, layouts, votes
 from g4debug.autopsy.core import Core
 from g4debug.findings.record import PageEvent
 
@@ -193,3 +194,20 @@ def test_a_kernel_without_lines_and_whose_warps_have_ended_is_named():
     assert found.line == ""
     assert found.address == -1
     assert "the warps that faulted had ended, so no register tells the address" in found.notes
+
+
+@pytest.mark.parametrize("major", [0, 10, 12])
+def test_instructions_of_another_architecture_are_not_taken_apart(major):
+    """The same bits may be another instruction there, and its registers no address."""
+    data = bytearray(real_cores.core("decode-uninitialised"))
+    core = Core(memoryview(bytes(data)))
+    assert core.architectures == {9}
+    (devices,) = core.elf.of_type(layouts.DEVICES)
+    rows = layouts.table(layouts.DEVICES, core.elf.bytes_of(devices), devices.entry)
+    at = devices.offset + rows.dtype.fields["sm_major"][1]
+    struct.pack_into("<I", data, at, major)
+    found = examine.of_core(Core(memoryview(data)), "x", real_cores.record("decode-uninitialised"))
+    assert "does not know the instructions of that device" in " ".join(found.notes)
+    assert not any("takes as an address" in note for note in found.notes)
+    # All lanes have the address in some registers, and the page's number, too.
+    assert found.page == named("decode-uninitialised")

@@ -147,6 +147,24 @@ def test_the_map_of_another_process_is_not_used():
     assert examine.of_core(core, "g4debug-core-node-7-5-1790000000.nvcudmp", of).layer >= 0
 
 
+def test_the_map_of_the_same_process_id_of_another_host_is_not_used():
+    core = Core(memoryview(real_cores.core("decode-larger-pool")))
+    told = {"CUDA_COREDUMP_FILE": "…/g4debug-core-%h-0a1b2c3d-%p-%t.nvcudmp"}
+    of = dataclasses.replace(
+        real_cores.record("decode-larger-pool"),
+        finding=Finding("flight-recorder", "", "", "", Location(pid=5), "", ""),
+        environment=told,
+    )
+    other = examine.of_core(core, "g4debug-core-node-7-ffffffff-5-1790000000.nvcudmp", of)
+    assert (other.layer, other.page) == (-1, -1)
+    assert (
+        "the core is of another host or container than the dump: its map is not used" in other.notes
+    )
+    own = "g4debug-core-node-7-0a1b2c3d-5-1790000000.nvcudmp"
+    for name in (own, "core.renamed"):
+        assert examine.of_core(core, name, of).layer >= 0
+
+
 def test_innocence_is_only_likely_where_the_kernel_reads_kv():
     address = SWA.end + (1 << 45)
     memory = dataclasses.replace(MAP, step=7)

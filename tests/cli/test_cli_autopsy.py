@@ -5,6 +5,10 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import mmap
+import resource
+import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +16,8 @@ import real_cores
 from sample_trap import sample_record
 
 from g4debug import cli
-from g4debug.autopsy import logs
+from g4debug.autopsy import examine, logs
+from g4debug.cli import autopsy, where
 from g4debug.dumps import writing
 from g4debug.dumps.reading import read
 from g4debug.findings.record import SCHEMA, Lookup
@@ -33,9 +38,9 @@ DMESG = (
 )
 SANITIZER = """========= Invalid __global__ read of size 2 bytes
 =========     at gather+0x210 in oob.py:10
-=========     Access at 0x{0:x} is out of bounds
-=========     Address 0x{0:x} is out of bounds
+=========     {1} 0x{0:x} is {2}
 """
+FORMS = [("Address", "out of bounds"), ("Access at", "out of bounds"), ("Access to", "misaligned")]
 
 
 @pytest.fixture
@@ -149,6 +154,29 @@ def test_a_core_that_is_none_is_refused_in_one_line(core, dump, capsys):
     assert "--write needs the DUMP" in run(capsys, "autopsy", core, "--write", code=2)
 
 
+def test_its_time_and_its_memory_are_bounded(core, dump, capsys, monkeypatch):
+    limits = {what: resource.getrlimit(what) for what in (resource.RLIMIT_CPU, resource.RLIMIT_AS)}
+
+    def turns(*args):
+        end = time.process_time() + 60
+        while time.process_time() < end:
+            pass
+
+    def grows(*args):
+        kept = [mmap.mmap(-1, 1 << 30) for _ in range(8)]  # reserved, but never touched
+        assert not kept
+
+    monkeypatch.setattr(autopsy, "SECONDS", 1)
+    monkeypatch.setattr(examine, "examine", turns)
+    text = run(capsys, "autopsy", core, dump, code=2)
+    assert f"{core}: reading it took more than 1 s of processor time" in text
+    monkeypatch.setattr(autopsy, "SECONDS", 60)
+    monkeypatch.setattr(examine, "examine", grows)
+    assert "Cannot allocate memory" in run(capsys, "autopsy", core, dump, code=2)
+    assert {what: resource.getrlimit(what) for what in limits} == limits
+    assert signal.getsignal(signal.SIGXCPU) is signal.SIG_DFL
+
+
 def test_an_address_is_translated(dump, capsys):
     assert BEHIND in run(capsys, "where", f"{NEAR:#x}", dump)
     buffer = next(r for r in real_cores.memory(NAME).kv if str(r) == "K of layer 0 (swa pool)")
@@ -158,9 +186,10 @@ def test_an_address_is_translated(dump, capsys):
 
 
 def test_a_whole_log_is_read(dump, tmp_path, capsys):
+    sanitizer = SANITIZER.format(NEAR + 64, *FORMS[0])
     log = tmp_path / "log"
     xid = DMESG.format(high=NEAR >> 32, low=NEAR & 0xFFFF_FFFF)
-    log.write_text("\n".join([xid, "nothing 0x1234567812 here", SANITIZER.format(NEAR + 64)]))
+    log.write_text("\n".join([xid, "nothing 0x1234567812 here", sanitizer]))
     text = run(capsys, "where", log, dump)
     assert text.count(BEHIND) == 2
     assert "Xid in dmesg" in text
@@ -170,9 +199,67 @@ def test_a_whole_log_is_read(dump, tmp_path, capsys):
     assert (len(told["found"]), told["left_out"]) == (2, 0)
 
 
+FAR = NEAR + (1 << 44)  # in nothing that the map knows
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [(SANITIZER.format(FAR, *form), "compute-sanitizer") for form in FORMS]
+    + [
+        (DMESG.format(high=FAR >> 32, low=FAR & 0xFFFF_FFFF), "Xid in dmesg"),
+        (
+            f"MMU Fault: ENGINE GRAPHICS faulted @ 0x{FAR >> 32:x}_{FAR & 0xFFFF_FFFF:08x}.",
+            "Xid in",
+        ),
+        (f"rank 0: illegal address 0x{FAR:x}", "a complaint"),
+        (f"0x{FAR:x}: the access is out of bounds", "a complaint"),
+        (f"x{' ' * 5000}invalid pointer 0x{FAR:x}", "a complaint"),
+    ],
+)
+def test_who_complains_is_told_though_the_map_does_not_know_the_address(
+    dump, tmp_path, capsys, line, says
+):
+    """A fault is where no memory is."""
+    log = tmp_path / "log"
+    log.write_text(line)
+    assert f"{FAR:#x} {says}" in run(capsys, "where", log, dump)
+
+
+def test_what_nobody_complains_about_counts_only_if_the_map_knows_it(dump, tmp_path, capsys):
+    log = tmp_path / "log"
+    log.write_text(
+        f"frame 0x{FAR:x}\ndefault 0x{FAR + 1:x}\ninvalid{' ' * 100}0x{FAR + 2:x}\n"
+        f"frame 0x{LAST.start:x}\nframe 0x{LAST.end - 1:x}"
+    )
+    (found, *more) = json.loads(run(capsys, "where", log, dump, "--json"))["found"]
+    assert (found["address"], found["says"], found["line"]) == (LAST.start, "", 4)
+    assert [(f["address"], f["line"]) for f in more] == [(LAST.end - 1, 5)]
+
+
+def test_a_line_of_any_length_is_looked_at_and_no_address_is_cut_in_two(dump, tmp_path, capsys):
+    """It is read in pieces."""
+    log, size = tmp_path / "log", len(f"fault 0x{FAR:x} ")
+    for shift in range(size):
+        long = "-" * (where.LONGEST - size + shift) + f" fault 0x{FAR:x} and more"
+        log.write_text(f"{long}\nfault 0x{FAR + 1:x}")
+        found = json.loads(run(capsys, "where", log, dump, "--json"))["found"]
+        assert [(f["address"], f["line"]) for f in found] == [(FAR, 1), (FAR + 1, 2)]
+        assert f"0x{FAR:x} and more" in found[0]["text"]
+
+
+def test_a_hostile_log_is_looked_at_once(monkeypatch):
+    """Who writes the words of a fault again and again makes no pattern begin anew at each."""
+    looked = []
+    memory = real_cores.memory(NAME)
+    monkeypatch.setattr(type(memory), "at", lambda self, address: looked.append(address) or ())
+    frames = [f"frame 0x{FAR + n:x}\n" for n in range(5000)]
+    assert logs.addresses(["NVRM: Xid " * 6000 + "\n", *frames], memory) == ([], 0)
+    assert looked == []  # each range is compared with what is told, and with nothing else
+
+
 def test_addresses_that_are_left_out_are_counted(dump, tmp_path, capsys, monkeypatch):
     log = tmp_path / "log"
-    log.write_text("\n".join(SANITIZER.format(NEAR + n) for n in range(1200)))
+    log.write_text("\n".join(SANITIZER.format(NEAR + n, *FORMS[n % 3]) for n in range(1200)))
     assert "200 more addresses are left out; --all tells them" in run(capsys, "where", log, dump)
     told = json.loads(run(capsys, "where", log, dump, "--json"))
     assert (len(told["found"]), told["left_out"]) == (1000, 200)

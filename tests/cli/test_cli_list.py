@@ -16,6 +16,7 @@ from sample_trap import sample_record
 
 from g4debug import cli
 from g4debug.dumps import writing
+from g4debug.findings import black_box
 
 
 @pytest.fixture
@@ -193,3 +194,11 @@ def test_the_directory_of_the_environment(
     monkeypatch.setenv("SGLANG_TRTLLM_MHA_DEBUG_DIR", str(folder))
     assert cli.main(["list"]) == 0
     assert "page-table" in capsys.readouterr().out
+
+
+def test_black_boxes_of_other_users_are_told_where_there_is_no_dump(tmp_path, capsys, monkeypatch):
+    for others, said in ((0, False), (2, True)):
+        monkeypatch.setattr(black_box, "of_others", lambda n=others: n)
+        assert cli.main(["list", str(tmp_path)]) == 0
+        out = " ".join(capsys.readouterr().out.split())
+        assert ("has 2 black boxes of other users" in out) == said

@@ -72,7 +72,8 @@ def collect(folder: Path, who: str) -> list[tuple[Path, str]]:
 
     Returns the box and the reason of each of which no dump can be made.
     """
-    problems, kept = [], 0
+    older = "it is of an older g4debug, and was removed, because this one cannot read it"
+    problems, kept = [(path, older) for path in black_box.remove_older()], 0
     for path in black_box.paths():
         with black_box.opened(path) as box:
             if box is None or not box.left_behind:
@@ -97,7 +98,10 @@ def make(box: Found, maker: Maker) -> tuple[Finding, Path] | None:
     Raises BoxError if the box cannot be understood, and DumpError if the dump cannot be written.
     """
     content = box.read()
-    if maker.end.asked or content.dump:
+    # Where nobody saw the end, the box says whether it was asked for: a terminal that is closed, or
+    # a signal to the whole group, ends the server's first process, too.
+    asked = maker.end.asked or (not maker.end.known and content.asked)
+    if asked or content.dump:
         box.remove()
         return None
     record, data = fitted(record_of(content, maker), MAX_MB)
@@ -253,7 +257,9 @@ def _cause(end: End, oom: tuple[int, int], watched: bool) -> str:
         return "Its exit status was taken by other code of the server before it could be read."
     return (
         "It was killed together with its server, or its container was stopped, or the machine "
-        "had no memory: nobody was left to see it."
+        "had no memory: nobody was left to see it. A terminal that is closed may do it, too: the "
+        "system kills a scheduler whose server has died, and it may have had no time to note that "
+        "it was asked to end."
     )
 
 

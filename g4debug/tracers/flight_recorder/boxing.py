@@ -188,6 +188,11 @@ class Boxing:
         if self.box is not None:
             self.box.left(str(path))
 
+    def asked(self, well: bool = True) -> None:
+        """Somebody asked this process to end. well: nothing is known to be wrong with it."""
+        if self.box is not None:
+            self.box.asked(time.time_ns() if well else 0)
+
     def _off(self, error: Exception) -> None:
         self.context.status.limit(LIMIT, f"it failed: {type(error).__name__}: {error}", error)
         self.remove()

@@ -1,8 +1,8 @@
 """Puts the autopsy of a CUDA core dump into the dump of the process that crashed.
 
 It is made in a process of its own, because the one that crashed has a dead CUDA context and may
-hang, and because a core dump may hold anything: it gets so many seconds and no more. If it cannot
-be made, dump and core dump stay as they are.
+hang, and because a core dump may hold anything: it gets so many seconds and no more. So does the
+disk. If it cannot be made, dump and core dump stay as they are.
 """
 
 from __future__ import annotations
@@ -18,11 +18,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from g4debug.dumps import patience
 from g4debug.tracers.flight_recorder import coredump
 
 APPEARS = 8.0  # seconds in which a core dump must have begun behind the error
 WRITTEN = 10.0  # and those that it may take to be written
+STANDS = 0.5  # in which its size must not have changed: then it may be whole
+DISK = 5.0  # that its disk may take to answer, beside that
 SECONDS = 15.0  # that the autopsy may take
+KILLED = 1.0  # that it may take to end once it was killed; one that waits for a disk does not
+# What the autopsy says of a file of which a part is not written yet.
+HALF = ("it is cut off", "it is empty", "it is not a 64-bit ELF file")
 # -P: a folder "g4debug" where the server was started is not the package.
 COMMAND = (sys.executable, "-P", "-m", "g4debug", "autopsy")
 logger = logging.getLogger("g4debug")
@@ -36,18 +42,17 @@ def put_into(
     since: as of :func:`coredump.find`. wait: the file may not be there yet. remove: remove it
     afterwards, if it is one that we let the driver write.
     """
-    core = whole(environ, pid, since, APPEARS if wait else 0.0)
+    folder, appears = coredump.folder(environ), APPEARS if wait else 0.0
+    try:
+        core, late = patience.within(
+            folder, lambda: _look(environ, pid, since, appears), appears + WRITTEN + DISK
+        )
+    except patience.HungDiskError as e:
+        logger.error("g4debug: no autopsy of this crash: %s", e)
+        return
     if core is None:
-        late = coredump.find(environ, pid, since)
         if late is not None:
-            logger.error(
-                "g4debug: the driver had not written all of %s in %.0f s. Later, run: "
-                "g4debug autopsy --write %s %s",
-                late,
-                WRITTEN,
-                late,
-                dump,
-            )
+            _say_half(late, dump)
         elif wait:
             logger.error(
                 "g4debug: no CUDA core dump began to appear in %.0f s, so there is no autopsy of "
@@ -56,36 +61,63 @@ def put_into(
                 dump,
             )
         return
+    end = time.monotonic() + WRITTEN
     found, problem = autopsy(core, dump)
+    # A disk that had stopped for a moment may go on: the size says only that it may be whole.
+    while any(words in problem for words in HALF) and time.monotonic() < end:
+        time.sleep(STANDS)
+        found, problem = autopsy(core, dump)
+    if any(words in problem for words in HALF):
+        _say_half(core, dump)
     if problem:
         logger.error("g4debug: no autopsy of %s: %s", core, problem)
         return
     logger.error("g4debug: the CUDA core dump says: %s", found.get("verdict", ""))
     if remove and coredump.is_ours(environ):
-        with contextlib.suppress(OSError):
-            core.unlink()
+        with contextlib.suppress(OSError, patience.HungDiskError):
+            patience.within(folder, core.unlink, DISK)
+
+
+def _say_half(core: Path, dump: Path) -> None:
+    logger.error(
+        "g4debug: the driver had not written all of %s in %.0f s. Later, run: "
+        "g4debug autopsy --write %s %s",
+        core,
+        WRITTEN,
+        core,
+        dump,
+    )
+
+
+def _look(
+    environ: Mapping[str, str], pid: int, since: float, appears: float
+) -> tuple[Path | None, Path | None]:
+    """The core dump if it is whole, and else the one that there is."""
+    core = whole(environ, pid, since, appears)
+    return core, coredump.find(environ, pid, since) if core is None else None
 
 
 def whole(environ: Mapping[str, str], pid: int, since: float, appears: float) -> Path | None:
-    """The core dump once the driver has written all of it. None if there is none in time."""
-    end, before = time.monotonic() + appears, -1
+    """The core dump once its size stands. None if there is none in time."""
+    end, before, stands = time.monotonic() + appears, -1, 0.0
     while True:
-        core = coredump.find(environ, pid, since)
+        core, now = coredump.find(environ, pid, since), time.monotonic()
         if core is None:
-            if time.monotonic() >= end:
+            if now >= end:
                 return None
         else:
-            if before < 0:
-                end = time.monotonic() + WRITTEN
             try:
                 size = core.stat().st_size
             except OSError:
                 return None
-            if size == before > 0:
+            if before < 0:
+                end = now + WRITTEN
+            if size != before:
+                before, stands = size, now
+            if size > 0 and now >= stands + STANDS:
                 return core
-            if time.monotonic() >= end:
+            if now >= end:
                 return None
-            before = size
         time.sleep(0.1)
 
 
@@ -94,19 +126,26 @@ def autopsy(core: Path, dump: Path, seconds: float = SECONDS) -> tuple[dict[str,
     command = [*COMMAND, "--json", "--write", str(core), str(dump)]
     clean = {k: v for k, v in os.environ.items() if not k.startswith("CUDA_")}
     clean["CUDA_VISIBLE_DEVICES"] = ""
-    try:
-        done = subprocess.run(
-            command, env=clean, capture_output=True, timeout=seconds, stdin=subprocess.DEVNULL
-        )
-    except subprocess.TimeoutExpired:
-        return {}, f"it took more than {seconds:.0f} s"
+    pipe, null = subprocess.PIPE, subprocess.DEVNULL
+    try:  # without "with", which would wait for a child that waits for a disk
+        process = subprocess.Popen(command, env=clean, stdin=null, stdout=pipe, stderr=pipe)
     except OSError as e:
         return {}, str(e)
-    if done.returncode:
-        last = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
-        return {}, f"exit code {done.returncode}: {' '.join(last)[:200]}"
     try:
-        found = json.loads(done.stdout)
+        out, err = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(KILLED)
+        for end in filter(None, (process.stdout, process.stderr)):
+            end.close()
+        return {}, f"it took more than {seconds:.0f} s"
+    if process.returncode:
+        # The name of the file is in front of the reason, and may be long.
+        last = err.decode("utf-8", "replace").strip().splitlines()[-1:]
+        return {}, f"exit code {process.returncode}: {' '.join(last).replace(str(core), core.name)}"
+    try:
+        found = json.loads(out)
     except ValueError:
         found = None
     return (found, "") if isinstance(found, dict) else ({}, "it did not print JSON")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import hashlib
 import os
 import re
 import shutil
@@ -20,7 +21,7 @@ from pathlib import Path
 
 from g4debug.dumps import patience
 
-# In the name of the file the driver replaces these by host name, process id and time.
+# In the name of the file the driver replaces these by host name, process id and Unix time.
 UNNAMED = "core_%t_%h_%p.nvcudmp"
 _PART = re.compile(r"(%[hpt])")
 ENABLE = "CUDA_ENABLE_COREDUMP_ON_EXCEPTION"
@@ -34,7 +35,7 @@ LIGHT = (
     "skip_nonrelocated_elf_images,skip_global_memory,skip_shared_memory,skip_local_memory,"
     "skip_constbank_memory,skip_abort"
 )
-MOST = 8  # of our core dumps that are kept in a folder: those of one crash of eight ranks
+MOST = 16  # of our core dumps that are kept in a folder: those of one crash of 16 ranks
 ROOM = 4 << 30  # bytes that must be free there
 SECONDS = 5.0  # seconds that its disk may take to answer
 # One of CUDA 12.2 does not know the flags: it would write all of the device's memory, and abort.
@@ -55,7 +56,21 @@ def arm(environ: MutableMapping[str, str], mode: str, folder: Path) -> None:
     if mode == "off" or _is_taken(environ) or why_not(folder):
         return
     environ[ENABLE], environ[FLAGS] = "1", LIGHT
-    environ[FILE] = os.path.abspath(folder / f"{OURS}%h-%p-%t{SUFFIX}")
+    environ[FILE] = os.path.abspath(folder / f"{OURS}%h-{_place()}-%p-%t{SUFFIX}")
+
+
+def _place() -> str:
+    """Eight digits that differ between hosts, and between containers of one host.
+
+    In each container a server has the same process ids, and all of them may have one dump folder.
+    The host's name alone does not tell them apart where containers have the name of their host.
+    """
+    known = [os.uname().nodename]
+    with contextlib.suppress(OSError):
+        known.append(Path("/proc/sys/kernel/random/boot_id").read_text())
+    with contextlib.suppress(OSError):
+        known.append(str(os.stat("/proc/self/ns/pid").st_ino))
+    return hashlib.sha256("\n".join(known).encode(errors="replace")).hexdigest()[:8]
 
 
 def prepare(environ: Mapping[str, str], folder: Path) -> None:
@@ -69,7 +84,7 @@ def _prepare(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     cores = sorted(folder.glob(f"{OURS}*{SUFFIX}"), key=lambda path: _time(str(path)))
     for old in cores[: max(0, len(cores) - MOST)]:
-        old.unlink()
+        old.unlink(missing_ok=True)  # each rank does this, at the same time
 
 
 def is_ours(environ: Mapping[str, str]) -> bool:
@@ -134,7 +149,10 @@ def core_dump(environ: Mapping[str, str], pid: int, since: float) -> str:
     """
     if not is_enabled(environ):
         return ""
-    found = find(environ, pid, since)
+    try:  # not sooner than the dump itself is given up, whose disk it mostly is
+        found = patience.within(folder(environ), lambda: find(environ, pid, since))
+    except patience.HungDiskError as e:
+        return f"CUDA core dump: not looked for, because {e}"
     if found is not None:
         return f"CUDA core dump: {found}"
     named = os.path.abspath(environ.get(FILE) or UNNAMED)
@@ -145,17 +163,34 @@ def is_enabled(environ: Mapping[str, str]) -> bool:
     return environ.get(ENABLE) == "1"
 
 
+def folder(environ: Mapping[str, str]) -> Path:
+    """Where the driver was told to write core dumps."""
+    return Path(os.path.abspath(environ.get(FILE) or UNNAMED)).parent
+
+
 def find(environ: Mapping[str, str], pid: int, since: float) -> Path | None:
     """The core dump of a process, None if there is none.
 
     since: the Unix time at which that process was armed. Older files are of another process that
-    had the same number, which is common in containers.
+    had the same number, which is common in containers. A core dump of another host is not taken:
+    ours have the place in their name, and in the user's %h must be this host, with or without its
+    domain.
     """
     named = environ.get(FILE) or UNNAMED
-    parts = {"%h": "*", "%p": str(pid), "%t": "*"}
-    pattern = "".join(parts.get(p) or glob.escape(p) for p in _PART.split(named))
-    found = [(written, path) for path in glob.glob(pattern) if (written := _time(path)) >= since]
+    host = glob.escape(os.uname().nodename)
+    hosts = ("*",) if is_ours(environ) else {host, f"{host}.*", host.partition(".")[0]}
+    found = [
+        (written, path)
+        for of in (hosts if "%h" in named else ("",))
+        for path in glob.glob(_pattern(named, of, pid))
+        if (written := _time(path)) >= since
+    ]
     return Path(os.path.abspath(max(found)[1])) if found else None
+
+
+def _pattern(named: str, host: str, pid: int) -> str:
+    parts = {"%h": host, "%p": str(pid), "%t": "*"}
+    return "".join(parts[p] if p in parts else glob.escape(p) for p in _PART.split(named))
 
 
 def ends_the_process(environ: Mapping[str, str]) -> bool:

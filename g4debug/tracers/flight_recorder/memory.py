@@ -107,7 +107,8 @@ def make(scheduler: Any, runners: Iterable[Any], step: int) -> MemoryMap:
         device = device or str(getattr(runner, "device", ""))
         found += kv_buffers(getattr(runner, "token_to_kv_pool", None), name)
         weights += _weights(getattr(runner, "model", None), name)
-        found += _backend(getattr(runner, "attn_backend", None), name)
+        for backend in _backends(runner):
+            found += _backend(backend, name)
     cuda = uses_cuda()
     if cuda:
         device = f"cuda:{torch.cuda.current_device()}"
@@ -180,6 +181,17 @@ def _indices(scheduler: Any) -> Iterator[MemoryRange]:
     for what, tensor in (("req_to_token", rows), ("mapping", mapping)):
         if isinstance(tensor, torch.Tensor):
             yield _whole(tensor, what, "")
+
+
+def _backends(runner: Any) -> Iterator[Any]:
+    """A runner's attention backends. A draft has another one for its own steps, and that one may
+    have one for each step.
+    """
+    yield getattr(runner, "attn_backend", None)
+    draft = getattr(runner, "draft_attn_backend", None)
+    yield draft
+    steps = getattr(draft, "attn_backends", None)
+    yield from steps if isinstance(steps, (list, tuple)) else ()
 
 
 def _backend(backend: Any, runner: str) -> Iterator[MemoryRange]:

@@ -37,6 +37,7 @@ LOOK = 1.0  # seconds between two looks for schedulers that are new
 RECENT = 60  # looks; one that is killed may take long to give back its memory
 PATIENCE = 20.0  # seconds that the end of the server waits for the dumps, at most
 KILL = "server.kill"
+UNMADE = "no dump can be made of a black box. g4debug list tries again. Please report this."
 logger = logging.getLogger("g4debug")
 
 
@@ -68,7 +69,12 @@ class SchedulerWatch:
         folder = self.context.settings.debug_dir
         try:
             with self.lock:
-                box_dumps.collect(folder, f"the next server (pid {self.pid})")
+                try:
+                    box_dumps.collect(folder, f"the next server (pid {self.pid})")
+                except (
+                    Exception
+                ):  # of an earlier launch; those of this one are watched all the same
+                    logger.exception("g4debug: %s", UNMADE)
             poll, of = select.poll(), {}
             while True:
                 self.oom_kills.append(process_end.oom_kills())
@@ -94,6 +100,13 @@ class SchedulerWatch:
             self._make(pid)
 
     def _make(self, pid: int) -> None:
+        """Make the dump of a scheduler of this launch. The others are watched also if it fails."""
+        try:
+            self._of(pid)
+        except Exception:
+            logger.exception("g4debug: scheduler %d: %s", pid, UNMADE)
+
+    def _of(self, pid: int) -> None:
         """Make the dump of a scheduler of this launch that has ended."""
         end, now = process_end.of(pid), time.time_ns()
         before = dict(ChainMap(*self.oom_kills))  # the oldest look at each counter

@@ -9,6 +9,8 @@ to it that the process dies.
 
 Afterwards SIGTERM does what it would have done without us. By default the process dies of it,
 within milliseconds if the scheduler is healthy. If there was a handler before, it is called.
+
+SIGHUP is watched in the same way: a terminal that is closed sends it to all that was started there.
 """
 
 from __future__ import annotations
@@ -23,31 +25,38 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
 from typing import Any
 
 TICK = 5.0  # seconds between two calls of on_tick
 LIMIT = 20.0  # seconds that a dump may take before the process dies without it
+NUMBERS = (signal.SIGTERM, signal.SIGHUP)
 ALARM = signal.SIGIO  # its number, 29, is also used as seconds, see _die_without_python
 logger = logging.getLogger("g4debug")
 
 
 class SigtermWatch:
-    """Calls ``on_sigterm`` when SIGTERM comes, and ``on_tick`` every TICK seconds.
+    """Calls ``on_sigterm`` with the signal's number when one comes, and ``on_tick`` every TICK
+    seconds.
 
-    Each call runs in a thread of its own, and is waited for at most LIMIT seconds.
+    Each call runs in a thread of its own, and is waited for at most LIMIT seconds. ``at_once`` is
+    called before, in the thread that waits: if the signal goes to the server's first process, too,
+    the system kills this one as soon as that one has died.
     """
 
     def __init__(
         self,
-        on_sigterm: Callable[[], None],
+        on_sigterm: Callable[[int], None],
         on_tick: Callable[[], None],
         on_limit: Callable[[str], None],
+        at_once: Callable[[], None] = lambda: None,
     ) -> None:
         self.on_sigterm = on_sigterm
         self.on_tick = on_tick
         self.on_limit = on_limit
-        self.previous: Any = signal.SIG_DFL
+        self.at_once = at_once
+        self.previous: dict[int, Any] = {}  # of each signal that is watched: what handled it before
         self._thread: threading.Thread | None = None
         self._read = self._write = self._other_fd = -1
         self._looked = threading.Event()
@@ -65,9 +74,11 @@ class SigtermWatch:
                 "C code handles SIGTERM" if previous is None else "this is not the main thread"
             )
             return
-        self.previous = previous
         if previous is signal.SIG_IGN:
             return  # SIGTERM is ignored, so nobody sends it to end this process
+        handlers = {number: signal.getsignal(number) for number in NUMBERS}
+        # What is ignored stays ignored: nohup does so with SIGHUP.
+        self.previous = {n: h for n, h in handlers.items() if h not in (None, signal.SIG_IGN)}
         self._read, self._write = os.pipe()
         os.set_blocking(self._read, False)
         os.set_blocking(self._write, False)
@@ -77,7 +88,8 @@ class SigtermWatch:
         self._thread.start()
         _die_without_python(self._read)
         self._other_fd = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-        signal.signal(signal.SIGTERM, self._in_main_thread)
+        for number in self.previous:
+            signal.signal(number, self._in_main_thread)
         os.register_at_fork(
             before=self._hold, after_in_parent=self._let_go, after_in_child=self._in_child
         )
@@ -96,17 +108,17 @@ class SigtermWatch:
             thread.join(1)
 
     def _hold(self) -> None:
-        """Block SIGTERM for a fork, so that none comes while the child still shares our pipe."""
+        """Block them for a fork, so that none comes while the child still shares our pipe."""
         if self._write >= 0:
-            self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+            self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, self.previous.keys())
 
     def _let_go(self) -> None:
-        """Unblock SIGTERM in the parent after a fork."""
+        """Unblock them in the parent after a fork."""
         if self._write >= 0:
             signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
 
     def _in_child(self) -> None:
-        """Give up the pipe in the child after a fork, and unblock SIGTERM."""
+        """Give up the pipe in the child after a fork, and unblock them."""
         if self._write < 0:
             return
         try:
@@ -116,8 +128,9 @@ class SigtermWatch:
             signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
 
     def _forget(self) -> None:
-        if signal.getsignal(signal.SIGTERM) == self._in_main_thread:
-            signal.signal(signal.SIGTERM, self.previous)
+        for number, handler in self.previous.items():
+            if signal.getsignal(number) == self._in_main_thread:
+                signal.signal(number, handler)
         signal.set_wakeup_fd(self._other_fd)
         os.close(self._write)  # the thread reads the end of the pipe and ends
         self._write = -1
@@ -126,10 +139,11 @@ class SigtermWatch:
         """Python's handler. The thread dumps first; then call the earlier handler, or die."""
         if self._thread is not None and self._thread.is_alive():
             self._looked.wait(LIMIT + 1)
-        if callable(self.previous):
-            self.previous(number, frame)
+        previous = self.previous.get(number)
+        if callable(previous):
+            previous(number, frame)
         else:
-            die()
+            die(number)
 
     def _watch(self, fd: int) -> None:
         poll = select.poll()
@@ -148,14 +162,17 @@ class SigtermWatch:
             if not data:
                 os.close(fd)
                 return
+            numbers = [number for number in self.previous if number in data]
+            if numbers:
+                self.at_once()
             if self._other_fd >= 0:
                 with contextlib.suppress(OSError):
                     os.write(self._other_fd, data)
-            if signal.SIGTERM in data:
-                self._bounded(self.on_sigterm)
+            for number in numbers:
+                self._bounded(partial(self.on_sigterm, number))
                 self._looked.set()
-                if not callable(self.previous):
-                    die()
+                if not callable(self.previous[number]):
+                    die(number)
             signal.alarm(0)  # this thread runs, so _die_without_python is not needed
             came = True
 
@@ -173,10 +190,10 @@ class SigtermWatch:
         thread.join(LIMIT)
 
 
-def die() -> None:
-    """End this process by SIGTERM, from any thread. Python's own way needs the main thread."""
-    _c_handler(signal.SIGTERM, None)  # SIG_DFL is the null pointer
-    os.kill(os.getpid(), signal.SIGTERM)
+def die(number: int) -> None:
+    """End this process by a signal, from any thread. Python's own way needs the main thread."""
+    _c_handler(number, None)  # SIG_DFL is the null pointer
+    os.kill(os.getpid(), number)
 
 
 def _die_without_python(fd: int) -> None:

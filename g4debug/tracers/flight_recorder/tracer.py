@@ -16,6 +16,7 @@ allocators, because those need a tracer that uses the page ledger.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 import time
@@ -70,7 +71,7 @@ class FlightRecorder:
         self.printed = Printed()
         self.seen = embedding_lookups.Seen()
         self.armed_at = time.time()
-        self.watch = SigtermWatch(self.on_sigterm, self.on_tick, self.on_limit)
+        self.watch = SigtermWatch(self.on_sigterm, self.on_tick, self.on_limit, self.boxing.asked)
         self.complete = finding.all_tracers_armed(context.settings)
         self.warned = False  # True once a dump was written ahead of SGLang's watchdog
         self.others = context.trap.others
@@ -281,11 +282,12 @@ class FlightRecorder:
             core += ". It is removed once its autopsy is in this dump (G4DEBUG_CORE=keep keeps it)"
         return [core]
 
-    def on_sigterm(self) -> None:
+    def on_sigterm(self, number: int = signal.SIGTERM) -> None:
         """Write a dump if the scheduler hangs. Runs in the watcher's thread, which then kills."""
         hang = self.progress.hang(self.context.settings.hang_seconds)
         if hang is not None and not (self.standing.stands and not hang.stuck):
-            self._report(hang, "dumped because of SIGTERM")
+            self.boxing.asked(False)
+            self._report(hang, f"dumped because of {signal.Signals(number).name}")
 
     def on_limit(self, why: str) -> None:
         """Note that SIGTERM cannot be watched in this process."""

@@ -122,7 +122,7 @@ def test_the_driver_was_told_to_write_core_dumps(runs):
     assert record.environment["CUDA_ENABLE_COREDUMP_ON_EXCEPTION"] == "1"
     assert record.environment["CUDA_COREDUMP_GENERATION_FLAGS"].endswith(",skip_abort")
     named = record.environment["CUDA_COREDUMP_FILE"]
-    assert named.endswith("/dumps/g4debug-core-%h-%p-%t.nvcudmp")
+    assert re.search(r"/dumps/g4debug-core-%h-[0-9a-f]{8}-%p-%t\.nvcudmp$", named)
 
 
 @pytest.mark.long("an engine for each way to ask for core dumps")
@@ -133,7 +133,7 @@ def test_the_driver_was_told_to_write_core_dumps(runs):
         ({"CUDA_COREDUMP_FILE": "/tmp/mine"}, None, "/mine"),
         ({"CUDA_ENABLE_COREDUMP_ON_EXCEPTION": "0"}, None, None),
         ({"G4DEBUG_CORE": "off"}, None, None),
-        ({"G4DEBUG_CORE": "keep"}, "skip_abort", "/g4debug-core-%h-%p-%t.nvcudmp"),
+        ({"G4DEBUG_CORE": "keep"}, "skip_abort", "-%p-%t.nvcudmp"),
     ],
 )
 def test_what_the_user_or_sglang_has_set_stays(tmp_path, environ, flags, named):
@@ -162,6 +162,48 @@ def test_who_is_asked_to_end_or_ends_well_leaves_nothing(runs, name):
     assert found[name].dumps == []
     assert boxes(folder / name) == []
     assert "black box" not in found[name].log
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGHUP,
+        pytest.param(signal.SIGTERM, marks=pytest.mark.long("the same with another signal")),
+    ],
+)
+def test_a_server_whose_whole_group_is_asked_to_end_leaves_nothing(tmp_path, capsys, number):
+    """A terminal is closed, or somebody ends a script's group. The main process dies, too: here it
+    is stopped meanwhile, because it sees how its scheduler ends if it is the slower one, and the
+    system kills the scheduler behind it if it is the faster one."""
+    how = plugin(tmp_path, "never", KILL)
+    command = (str(HERE / "drive_killed.py"), "mtp", "1", "1", "wait")
+    with started(tmp_path, *command, keep_boxes=True, **how) as (process, log):
+        end = time.monotonic() + 300
+        while "SERVED" not in log.read_text(errors="replace") and time.monotonic() < end:
+            time.sleep(0.2)
+        (path,) = boxes(tmp_path)
+        os.kill(process.pid, signal.SIGSTOP)
+        while running(process.pid) and time.monotonic() < end:
+            time.sleep(0.01)
+        os.killpg(process.pid, number)
+        while not is_dead(path) and time.monotonic() < end:
+            time.sleep(0.1)
+    assert is_dead(path)
+    assert cli.main(["list", str(tmp_path / "dumps")]) == 0
+    assert "gone" not in capsys.readouterr().out
+    assert dumps_in(tmp_path) == []
+    assert not path.exists()
+
+
+def running(pid: int) -> bool:
+    """Whether a thread of it is not stopped yet: the whole process would die of the signal then."""
+    states = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return any(state.rpartition(")")[2].split()[0] != "T" for state in states)
+
+
+def is_dead(path: Path) -> bool:
+    with black_box.opened(path) as box:
+        return box is not None and box.dead
 
 
 @pytest.mark.long("an engine for each signal and place")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import json
 import os
 import random
@@ -89,6 +90,54 @@ def test_who_is_asked_to_end_leaves_nothing(folder, number):
     path = left(folder)
     assert made(path, End(signal=int(number))) is None
     assert not path.exists()
+
+
+def test_a_dead_box_of_an_older_layout_is_removed_and_that_is_said(folder):
+    path, newer, alive = left(folder), left(folder), left(folder)
+    for box, magic in ((path, b"g4debug-box 1\n"), (newer, b"g4debug-box 3\n")):
+        with box.open("r+b") as file:
+            file.write(magic)
+    with alive.open("r+b") as file:
+        file.write(b"g4debug-box 1\n")
+        file.flush()
+        fcntl.flock(file, fcntl.LOCK_EX)
+        problems = box_dumps.collect(folder / "other", "g4debug list")
+    assert [found for found, _ in problems] == [path]
+    assert "of an older g4debug" in problems[0][1]
+    assert not path.exists()
+    assert newer.exists()
+    assert alive.exists()
+
+
+def test_boxes_of_other_users_are_counted(folder, monkeypatch):
+    left(folder)
+    assert black_box.of_others() == 0
+    monkeypatch.setattr(black_box.os, "geteuid", lambda: 4711)
+    assert black_box.of_others() == 1
+
+
+def asked(folder: Path, at: int, steps: int = 5) -> Path:
+    """The box of a process that was asked to end at that time, and whose end nobody saw."""
+    path = left(folder, steps)
+    with path.open("r+b") as file:
+        file.seek(black_box._ASKED_AT)
+        file.write(black_box._MARK.pack(at))
+    return path
+
+
+def test_who_was_asked_to_end_together_with_the_server_leaves_nothing(folder):
+    """A terminal is closed, or a signal goes to the whole group: nobody is left to see the end."""
+    path = asked(folder, 10**18 + 5)
+    assert made(path, End(), 0) is None
+    assert not path.exists()
+    assert made(asked(folder, 10**18, steps=0), End(), 0) is None
+
+
+def test_who_goes_on_after_it_was_asked_or_is_seen_to_die_otherwise_leaves_a_dump(folder):
+    assert made(asked(folder, 10**17), End(), 0).finding.kind == "gone"
+    assert made(asked(folder, 0), End(), 0).finding.kind == "gone"
+    assert made(asked(folder, -1), End(), 0).finding.kind == "gone"
+    assert made(asked(folder, 10**18 + 5), End(signal=9)).finding.kind == "killed"
 
 
 def test_a_process_that_left_a_dump_leaves_no_second_one(folder):

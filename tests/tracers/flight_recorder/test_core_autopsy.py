@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
+from g4debug.dumps import patience
 from g4debug.tracers.flight_recorder import core_autopsy, coredump
 from g4debug.tracers.flight_recorder.coredump import ENABLE, FILE, FLAGS, LIGHT
 
@@ -38,12 +41,18 @@ def armed(tmp_path, mode="autopsy", **environ) -> dict[str, str]:
     return environ
 
 
+def of(environ: dict[str, str], host: str = "host", pid: int = 77) -> Path:
+    """The core dump that the driver writes of a process."""
+    return Path(environ[FILE].replace("%h", host).replace("%p", str(pid)).replace("%t", "17"))
+
+
 def test_it_is_switched_on_without_memory_and_goes_on(tmp_path):
     found = armed(tmp_path / "new")
     assert found[ENABLE] == "1"
     assert set(found[FLAGS].split(",")) == set(LIGHT.split(","))
     assert not coredump.ends_the_process(found)
-    assert found[FILE] == str(tmp_path / "new" / "g4debug-core-%h-%p-%t.nvcudmp")
+    named = r"g4debug-core-%h-[0-9a-f]{8}-%p-%t\.nvcudmp"
+    assert re.fullmatch(f"{re.escape(str(tmp_path / 'new'))}/{named}", found[FILE])
     assert (tmp_path / "new").is_dir()
     assert coredump.is_ours(found)
 
@@ -129,6 +138,25 @@ def test_few_are_kept(tmp_path):
     assert (tmp_path / "core.of.others").exists()
 
 
+def test_ranks_that_remove_the_same_old_ones_do_not_disturb_each_other(tmp_path, monkeypatch):
+    """Another rank has just removed the first of them."""
+    found = armed(tmp_path)
+    for n in range(coredump.MOST + 4):
+        (tmp_path / f"g4debug-core-h-{n}-1.nvcudmp").write_text("core")
+    unlink, gone = Path.unlink, []
+
+    def first(path, missing_ok=False):
+        if not gone:
+            gone.append(path)
+            unlink(path)
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", first)
+    coredump.prepare(found, tmp_path)
+    assert gone
+    assert len(list(tmp_path.glob("g4debug-core-*"))) == coredump.MOST
+
+
 def run(tmp_path, environ, **how) -> None:
     how = {"wait": True, "remove": True, **how}
     core_autopsy.put_into(tmp_path / "dump", environ, 77, 0, **how)
@@ -138,7 +166,7 @@ def run(tmp_path, environ, **how) -> None:
 def test_its_result_is_put_into_the_dump(tmp_path, says, caplog, remove):
     says(SAYS)
     environ = armed(tmp_path)
-    core = tmp_path / "g4debug-core-host-77-17.nvcudmp"
+    core = of(environ)
     writer = threading.Thread(target=lambda: (time.sleep(0.5), core.write_bytes(b"core")))
     writer.start()  # it is waited for
     run(tmp_path, environ, remove=remove)
@@ -157,6 +185,38 @@ def test_the_users_own_core_dump_stays(tmp_path, says):
     assert core.exists()
 
 
+def test_a_core_dump_of_another_host_with_the_same_process_id_is_not_taken(tmp_path, monkeypatch):
+    """Two replicas with one dump folder: the neighbour has a core dump, and this one has none."""
+    own, uname = armed(tmp_path), coredump.os.uname()
+    monkeypatch.setattr(
+        coredump.os, "uname", lambda: type(uname)(("Linux", "neighbour", "", "", ""))
+    )
+    other = armed(tmp_path)
+    monkeypatch.undo()
+    of(other, "neighbour").write_bytes(b"core")
+    assert coredump.find(own, 77, 0) is None
+    assert coredump.find(other, 77, 0) == of(other, "neighbour")
+    # Containers of one host may have its name.
+    of(own, "neighbour").write_bytes(b"core")
+    assert coredump.find(own, 77, 0) == of(own, "neighbour")
+    assert coredump.find(own, 78, 0) is None
+
+
+@pytest.mark.parametrize("name", ["core_%h_%p", None])
+def test_a_name_of_the_users_must_have_this_host(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    environ = {ENABLE: "1"} | ({FILE: name} if name else {})
+    named = name or coredump.UNNAMED
+    host = coredump.os.uname().nodename
+    of({FILE: named}, "neighbour").write_bytes(b"core")
+    assert coredump.find(environ, 77, 0) is None
+    for own in (host, f"{host}.example.com"):
+        core = of({FILE: named}, own)
+        core.write_bytes(b"core")
+        assert coredump.find(environ, 77, 0) == tmp_path / core
+        core.unlink()
+
+
 @pytest.mark.parametrize(
     ("code", "why"),
     [
@@ -171,13 +231,107 @@ def test_without_an_autopsy_everything_stays(tmp_path, says, monkeypatch, caplog
     says(code)
     monkeypatch.setattr(core_autopsy.autopsy, "__defaults__", (1.0,))
     environ = armed(tmp_path)
-    core = tmp_path / "g4debug-core-host-77-17.nvcudmp"
+    core = of(environ)
     core.write_bytes(b"core")
     (tmp_path / "dump").write_text("as it was")
     run(tmp_path, environ)
     assert why in caplog.text
     assert core.exists()
     assert (tmp_path / "dump").read_text() == "as it was"
+
+
+HALVES = """
+import pathlib, sys
+core, dump = map(pathlib.Path, sys.argv[-2:])
+if core.read_bytes() != b"core":
+    sys.exit(f"g4debug: {core}: it is cut off: its section table is missing")
+"""
+
+
+@pytest.mark.parametrize("finishes", [True, False])
+def test_a_core_dump_that_is_still_written_is_read_again(
+    tmp_path, says, monkeypatch, caplog, finishes
+):
+    """The disk has stopped for a moment, and goes on once somebody has read the first half."""
+    says(HALVES + SAYS)
+    environ, refused = armed(tmp_path), []
+    core, read = of(environ), core_autopsy.autopsy
+    core.write_bytes(b"co")
+
+    def autopsy(*args):
+        found = read(*args)
+        refused.append(found[1])
+        if finishes:
+            core.write_bytes(b"core")
+        return found
+
+    monkeypatch.setattr(core_autopsy, "autopsy", autopsy)
+    monkeypatch.setattr(core_autopsy, "WRITTEN", 600 if finishes else 3)
+    run(tmp_path, environ)
+    assert "it is cut off" in refused[0]
+    assert (tmp_path / "dump").exists() == finishes
+    assert core.exists() != finishes
+    assert len(refused) >= 2
+    later = f"g4debug autopsy --write {core} {tmp_path / 'dump'}"
+    assert (later in caplog.text) != finishes
+
+
+def test_a_size_must_stand(tmp_path, monkeypatch):
+    """A file that grows at each look is not whole, and one that has stopped for long enough is."""
+    environ, now = armed(tmp_path), [0.0]
+    core = of(environ)
+
+    def sleep(seconds):
+        now[0] += seconds
+        if now[0] < 3 and round(now[0] * 10) % 4 == 0:
+            with core.open("ab") as file:
+                file.write(b"x")
+
+    monkeypatch.setattr(core_autopsy.time, "sleep", sleep)
+    monkeypatch.setattr(core_autopsy.time, "monotonic", lambda: now[0])
+    core.write_bytes(b"x")
+    assert core_autopsy.whole(environ, 77, 0, 8.0) == core
+    assert now[0] > 3
+
+
+def test_a_disk_that_hangs_does_not_keep_a_scheduler_that_dies(tmp_path, monkeypatch, caplog):
+    released, environ = threading.Event(), armed(tmp_path)
+    monkeypatch.setattr(patience, "SECONDS", 0.2)
+    for name, seconds in (("APPEARS", 0.1), ("WRITTEN", 0.1), ("DISK", 0.1)):
+        monkeypatch.setattr(core_autopsy, name, seconds)
+    monkeypatch.setattr(coredump.glob, "glob", lambda pattern: [] if released.wait(120) else None)
+    begin = time.monotonic()
+    try:
+        assert "not looked for" in coredump.core_dump(environ, 77, 0)
+        run(tmp_path, environ)
+        patience._hanging.clear()
+        run(tmp_path, environ)
+    finally:
+        released.set()
+    assert time.monotonic() - begin < 60
+    assert "still has not answered" in caplog.text
+    assert "has not answered in" in caplog.text
+
+
+def test_an_autopsy_that_cannot_be_killed_is_left_behind(tmp_path, says, monkeypatch):
+    """One that waits for a disk in the kernel ends with the disk. Here it is not killed at all."""
+    says("import time; time.sleep(600)")
+    left = []
+
+    def kill(process):
+        left.append(process)
+
+    monkeypatch.setattr(core_autopsy.subprocess.Popen, "kill", kill)
+    begin = time.monotonic()
+    try:
+        _, problem = core_autopsy.autopsy(tmp_path / "core", tmp_path / "dump", 1.0)
+    finally:
+        monkeypatch.undo()
+        for process in left:
+            process.kill()
+            process.wait()
+    assert problem == "it took more than 1 s"
+    assert time.monotonic() - begin < 300
 
 
 def test_where_there_is_none_nobody_waits_for_long(tmp_path, monkeypatch, caplog):
@@ -189,7 +343,7 @@ def test_where_there_is_none_nobody_waits_for_long(tmp_path, monkeypatch, caplog
     assert caplog.text == ""
     run(tmp_path, armed(tmp_path))
     assert "no CUDA core dump began to appear" in caplog.text
-    core = tmp_path / "g4debug-core-host-77-17.nvcudmp"
+    core = of(armed(tmp_path))
     core.write_text("")  # it is never written
     run(tmp_path, armed(tmp_path))
     assert time.monotonic() - begin < 60

@@ -406,10 +406,13 @@ def test_a_core_dump_of_this_process_is_named(tmp_path):
     assert core_dump(named, 123, since=0) == f"CUDA core dump: {ours}"
     # An older one is of another process that had this number.
     assert core_dump(named, 123, since=ours.stat().st_mtime + 1).startswith("CUDA core dump: none")
-    newer = folder / "core_other.123.18"
-    newer.write_text("")
-    os.utime(newer, (ours.stat().st_mtime + 9,) * 2)
-    assert core_dump(named, 123, since=0) == f"CUDA core dump: {newer}"
+    for host, is_ours in ((host, True), ("other", False)):
+        newer = folder / f"core_{host}.123.18"
+        newer.write_text("")
+        os.utime(newer, (ours.stat().st_mtime + 9,) * 2)
+        # Another host may have the same folder, and a process with this number.
+        assert core_dump(named, 123, since=0) == f"CUDA core dump: {newer if is_ours else ours}"
+        newer.unlink()
 
 
 def test_without_the_drivers_variable_nothing_is_said(tmp_path):
@@ -419,8 +422,9 @@ def test_without_the_drivers_variable_nothing_is_said(tmp_path):
 
 def test_the_drivers_own_name_is_in_the_working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "core_1700000000_host_77.nvcudmp").write_text("")
-    assert core_dump(ON, 77, 0).endswith("/core_1700000000_host_77.nvcudmp")
+    name = f"core_1700000000_{socket.gethostname()}_77.nvcudmp"
+    (tmp_path / name).write_text("")
+    assert core_dump(ON, 77, 0).endswith(f"/{name}")
     assert core_dump(ON, 78, 0) == (
         f"CUDA core dump: none yet; the driver was told to write it to {tmp_path}/"
         "core_%t_%h_%p.nvcudmp"
@@ -437,8 +441,9 @@ def test_sglangs_own_switch_is_understood(sglang, tmp_path, monkeypatch):
     monkeypatch.setenv("SGLANG_CUDA_COREDUMP_DIR", str(tmp_path / "core"))
     monkeypatch.setattr(os, "environ", os.environ.copy())
     cuda_coredump._inject_env()
-    (tmp_path / "core" / "cuda_coredump_host.5.17").write_text("")
-    assert core_dump(os.environ, 5, 0) == f"CUDA core dump: {tmp_path}/core/cuda_coredump_host.5.17"
+    core = tmp_path / "core" / f"cuda_coredump_{socket.gethostname()}.5.17"
+    core.write_text("")
+    assert core_dump(os.environ, 5, 0) == f"CUDA core dump: {core}"
 
 
 def test_sglangs_results_can_be_followed(sglang):

@@ -409,15 +409,32 @@ def test_a_prompt_between_two_of_its_chunks_is_work(clock):
     assert progress.hang(10) is None
 
 
+class Box:
+    """Stands for the black box, which the first process of a test does not make."""
+
+    asked_at = 0
+
+    def asked(self, time_ns: int) -> None:
+        self.asked_at = time_ns
+
+    def left(self, path: str) -> None:
+        pass
+
+
 def test_sigterm_dumps_a_hang_only(make, clock):
     context = make(hang_seconds=5)
     recorder = FlightRecorder(context)
     context.recorder.attach(scheduler(running=1))
+    recorder.boxing.box = box = Box()
     recorder.progress.came_round()
+    recorder.watch.at_once()
     recorder.on_sigterm()
     assert not context.settings.debug_dir.exists()
+    assert box.asked_at > 0  # if the server dies of it, too, nobody sees that it was asked for
     clock.now += 6
+    recorder.watch.at_once()
     recorder.on_sigterm()
+    assert box.asked_at == 0
     (record,) = dumps(context)
     f = record.finding
     assert f.kind == "hang"

@@ -1,4 +1,4 @@
-"""SIGTERM to real processes: healthy, stuck with and without the GIL, forked, handled before."""
+"""SIGTERM and SIGHUP to real processes: healthy, stuck, forked, handled before."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from g4debug.tracers.flight_recorder.sigterm import SigtermWatch
 
 module.LIMIT = 300.0
 seen = Path(sys.argv[1])
-watch = SigtermWatch(lambda: seen.write_text("looked"), lambda: None,
+watch = SigtermWatch(lambda n: seen.write_text("looked"), lambda: None,
                      lambda why: print(why, file=sys.stderr))
 
 def stuck(library):
@@ -54,6 +54,10 @@ BODIES = {
     "ignored": (
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nwatch.start(); ready(); sys.stdin.read()"
     ),
+    "hup": (
+        "watch.on_sigterm = lambda n: seen.write_text(str(n))\nwatch.start()\n"
+        "os.kill(os.getpid(), signal.SIGHUP); ready(); time.sleep(600)"
+    ),
     "stopped": "watch.start(); watch.stop(); ready(); time.sleep(600)",
     "restarted": "watch.start(); watch.stop(); watch.start(); ready(); time.sleep(600)",
     "thread": (
@@ -62,10 +66,10 @@ BODIES = {
     # The dump itself may hang.
     "hanging-dump": (
         "module.LIMIT = 1.0\n"
-        "watch.on_sigterm = lambda: (seen.write_text('looked'), time.sleep(600))\n"
+        "watch.on_sigterm = lambda n: (seen.write_text('looked'), time.sleep(600))\n"
         "watch.start(); stuck(ctypes.CDLL(None))"
     ),
-    "failing-dump": "watch.on_sigterm = lambda: 1 / 0\nwatch.start(); stuck(ctypes.CDLL(None))",
+    "failing-dump": "watch.on_sigterm = lambda n: 1 / 0\nwatch.start(); stuck(ctypes.CDLL(None))",
     "other-signal": (
         "signal.signal(signal.SIGUSR1, lambda *a: None)\nwatch.start()\n"
         "os.kill(os.getpid(), signal.SIGUSR1)\n"
@@ -86,21 +90,24 @@ BODIES = {
         "watch.start()\npid = os.fork()\nif pid == 0: time.sleep(600); os._exit(3)\n"
         "os.kill(pid, signal.SIGTERM); status = os.waitpid(pid, 0)[1]\n"
         "seen.write_text(str(os.WTERMSIG(status))); time.sleep(0.5)\n"
-        "watch.on_sigterm = lambda: None\nready(); time.sleep(600)"
+        "watch.on_sigterm = lambda n: None\nready(); time.sleep(600)"
     ),
     # What somebody else waits for on the wake-up descriptor still arrives there.
     "other-fd": (
         "r, w = os.pipe(); os.set_blocking(w, False); signal.set_wakeup_fd(w)\n"
-        "watch.on_sigterm = lambda: seen.write_bytes(os.read(r, 9))\nwatch.start(); ready()\n"
+        "watch.on_sigterm = lambda n: seen.write_bytes(os.read(r, 9))\nwatch.start(); ready()\n"
         "time.sleep(600)"
     ),
 }
 
 
 def run(
-    tmp_path: Path, name: str, ignored: tuple[signal.Signals, ...] = TERMINAL
+    tmp_path: Path,
+    name: str,
+    ignored: tuple[signal.Signals, ...] = TERMINAL,
+    number: signal.Signals = signal.SIGTERM,
 ) -> tuple[int, str, float, str]:
-    """Exit status, what the child noted, seconds from SIGTERM to the end, stderr."""
+    """Exit status, what the child noted, seconds from the signal to the end, stderr."""
     seen = tmp_path / "seen"
     process = subprocess.Popen(
         [*signals(*ignored), sys.executable, "-c", CHILD + BODIES[name], str(seen)],
@@ -121,7 +128,7 @@ def run(
             assert time.monotonic() < end
             time.sleep(0.01)
         begin = time.monotonic()
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(number)
         if name == "ignored":
             process.stdin.close()  # the end of a child that lives on
         status = process.wait(2 * SOON)
@@ -146,6 +153,17 @@ def test_it_looks_and_then_dies_of_the_signal_at_once(tmp_path, name):
     status, seen, seconds, _ = run(tmp_path, name)
     assert (status, seen) == (-signal.SIGTERM, "looked")
     assert seconds < SOON
+
+
+@pytest.mark.parametrize("name", ["healthy", "asleep", "stuck", "restarted"])
+def test_a_terminal_that_is_closed_is_looked_at_in_the_same_way(tmp_path, name):
+    status, seen, _, _ = run(tmp_path, name, number=signal.SIGHUP)
+    assert (status, seen) == (-signal.SIGHUP, "looked")
+
+
+def test_behind_nohup_a_closed_terminal_does_nothing(tmp_path):
+    status, seen, _, _ = run(tmp_path, "hup", NOHUP)
+    assert (status, seen) == (-signal.SIGTERM, "15")
 
 
 def test_a_handler_that_was_there_runs_after(tmp_path):

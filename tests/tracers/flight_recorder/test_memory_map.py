@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
+from types import SimpleNamespace
 
 import pytest
 import releases
@@ -91,6 +92,27 @@ def test_the_static_page_tables_of_a_real_backend_are_in_the_map(arm):
         assert r.what == "page table", (name, r)
     (rows,) = found.at(rig.req_to_token.req_to_token.data_ptr())
     assert rows.name.endswith("req_to_token")
+
+
+@pytest.mark.parametrize("steps", [False, True])
+def test_the_static_page_tables_of_a_draft_are_in_the_map(arm, steps):
+    """Its own steps have another backend than ``attn_backend``, or one for each step."""
+    arm(G4DEBUG_TRACE="flight-recorder")
+    rig = Rig()
+    rig.admit("a", 50)
+    backend, other = rig.backend(), rig.backend()
+    batch = rig.batch("decode", rig.requests[-1:], backend)
+    backend.init_cuda_graph_state(8, 8)
+    capture_graph(backend, batch)
+    runner = SimpleNamespace(
+        is_draft_worker=True,
+        attn_backend=other,
+        draft_attn_backend=SimpleNamespace(attn_backends=[backend]) if steps else backend,
+    )
+    found = memory.make(SimpleNamespace(), [runner, SimpleNamespace()], 0)
+    for name in ("page_table", "swa_page_table"):
+        (r, *_) = found.at(getattr(backend.forward_metadata, name).data_ptr())
+        assert (r.what, r.runner) == ("page table", "draft"), (name, r)
 
 
 def test_many_segments_do_not_keep_the_next_request_waiting(monkeypatch):

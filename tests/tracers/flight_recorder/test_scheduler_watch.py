@@ -64,6 +64,29 @@ def test_it_looks_at_the_oom_killer_before_a_scheduler_ends(watch, monkeypatch):
     assert made == [[{"host": 3}]]
 
 
+def test_a_scheduler_whose_dump_fails_does_not_end_the_watch_for_the_others(
+    watch, monkeypatch, caplog
+):
+    """A bug of ours with one box, and with those of earlier launches."""
+    made = []
+
+    def fails(*args):
+        raise AssertionError("a bug")
+
+    monkeypatch.setattr(scheduler_watch.box_dumps, "collect", fails)
+    monkeypatch.setattr(process_end, "of", lambda pid: made.append(pid) or fails())
+    gone, other = 2**22 + 7, 2**22 + 8  # no process has such a number
+    seen = SimpleNamespace(schedulers=lambda: [0] if other in made else [gone, other])
+    monkeypatch.setattr(watch, "others", seen)
+    watch._watch()  # ends at process 0, which there is none
+    assert made == [gone, other]
+    assert f"scheduler {gone}: no dump can be made" in caplog.text
+    made.clear()
+    monkeypatch.setattr(watch, "others", SimpleNamespace(schedulers=lambda: [gone, other]))
+    watch._settle()
+    assert made == [gone, other]
+
+
 def test_a_signal_while_the_dumps_are_made_does_not_wait_for_itself(watch, monkeypatch):
     """SIGQUIT comes in the main thread, in the middle of the end by Ctrl-C."""
     waited = []
