@@ -62,6 +62,9 @@ class Write:
     twin: int = -1
     foreign: Misplaced | None = None
 
+    def full_page(self, page_size: int) -> int:
+        return self.full // page_size
+
 
 def write_of(record: Record) -> Write:
     """The write that a record describes; its kind is UNREADABLE if no such Kind exists."""
