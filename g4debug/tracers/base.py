@@ -41,7 +41,7 @@ class Tracer:
     where it was not run yet (:data:`g4debug.hooking.targets.RUN`), it is opt-in, too; else it would
     keep the others from being armed there. judges: in a thousand steps of a busy server it has
     something to judge, and counts it. each_forward: it has something to judge in each forward,
-    whatever the mode.
+    whatever the mode. steady: counts that grow in each step of a mode in which they have grown.
     """
 
     id: str
@@ -53,6 +53,7 @@ class Tracer:
     young: bool = False
     judges: bool = True
     each_forward: bool = False
+    steady: tuple[str, ...] = ()
 
 
 class Context:

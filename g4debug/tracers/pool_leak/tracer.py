@@ -69,7 +69,7 @@ class PoolLeakTracer:
         self._told: set[tuple[str, int]] = set()  # (pool, page) that were reported already
         self._usable: bool | None = None
 
-    def rests(self) -> str:
+    def rests(self, mode: str) -> str:
         """Why no count is due on a busy server."""
         if self.context.settings.leak_steps not in range(1, SILENT + 1):
             return "it was asked to count less often"

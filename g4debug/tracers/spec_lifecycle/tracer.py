@@ -66,6 +66,7 @@ ON_GPU = (
 OPTIONAL = ("result.resolve", "verify.sample", "verify.kernel", "draft.tree")
 Hook = Callable[..., Any]
 Hooked = tuple[str, Hook | None, Hook | None]
+VERIFIES = "verifies"  # one in each step of a draft
 ANOTHER_OBJECT = Violation("wrong-type", "the draft-input that this step made", "another object")
 
 
@@ -131,9 +132,13 @@ class SpecLifecycle:
             ("scheduler.init", None, self.after_scheduler_init),
         )
 
-    def rests(self) -> str:
+    def rests(self, mode: str) -> str:
         """Why a step may have nothing to check."""
-        return "" if self.judging else "a limit has said that only some hand-overs are checked"
+        if self.sampled.skips:
+            return "beams, and batches that prefill and decode at once, are not followed"
+        if self.judging or self.sampled.judging or self.inputs.judging:
+            return ""
+        return "a limit has said that only some hand-overs are checked"
 
     def install(self) -> None:
         self.context.status.rests = self.rests
@@ -508,6 +513,7 @@ class SpecLifecycle:
     def _judge_verified(self, batch: Any, step: PendingStep, result: Any) -> None:
         """The result of a verify: what the requests get, and what the next step begins with."""
         hidden = result.logits_output.hidden_states
+        self.context.checked(1, VERIFIES)
         self.log.judge(
             "worker.verify",
             batch,
@@ -857,4 +863,5 @@ TRACER = Tracer(
     id="spec-lifecycle",
     title="batch.spec_info is what the next hand-over needs, and accepted tokens count once",
     install=install,
+    steady=(VERIFIES,),
 )
