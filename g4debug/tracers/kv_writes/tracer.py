@@ -348,6 +348,9 @@ class KvWritesTracer(DeviceCheck[CheckedWrites, Write]):
             self._stamps[id(pool)] = (pool, Stamps.new(slots, device))
         return self._stamps[id(pool)][1]
 
+    def remembered(self, checked: CheckedWrites) -> CheckedWrites:
+        return checked.remembered()
+
     def seen(self, checked: CheckedWrites | None, record: Record) -> Write:
         return write_of(record)
 
