@@ -59,8 +59,9 @@ from g4debug.tracers.spec_lifecycle.token_commit import Committing
 # Values that were read on GPUs, too, in all releases in which this tracer was run there.
 RUN_ON_GPU = (h.INDICES, h.LENS, h.BONUS, h.NEW_LENS)
 ON_GPU = (
-    "on a GPU the rest was run with one load of 0.5.15.post1 only, so a finding could be false; "
-    "G4DEBUG_MODE=log reports only, and G4DEBUG_NOT_RUN_ON_THIS_RELEASE=1 takes that risk"
+    "on a GPU the rest was run with greedy requests only, and never with a temperature or a "
+    "grammar, so a finding could be false; G4DEBUG_MODE=log reports only, and "
+    "G4DEBUG_NOT_RUN_ON_THIS_RELEASE=1 takes that risk"
 )
 # Without these less is judged.
 OPTIONAL = ("result.resolve", "verify.sample", "verify.kernel", "draft.tree")
@@ -806,9 +807,10 @@ def not_run(adapter: speculation.Adapter, on_cpu: bool) -> str:
 def follows_values(settings: Any) -> bool:
     """True if the values that a step hands on are compared.
 
-    On a GPU this was run with one load of one release only. A tensor that is read there at another
-    time than here would make a false finding. So on a GPU values are compared only in mode ``log``,
-    which only reports them, or if G4DEBUG_NOT_RUN_ON_THIS_RELEASE asks for it.
+    On a GPU this was run with greedy requests only. What a verify that samples hands on comes from
+    other kernels there than on the CPU engine, and if g4debug has a wrong idea of it, a finding is
+    false. So on a GPU values are compared only in mode ``log``, which only reports them, or if
+    G4DEBUG_NOT_RUN_ON_THIS_RELEASE asks for it.
     """
     if settings.cpu or not torch.cuda.is_available():
         return True
