@@ -45,6 +45,7 @@ ROWS = {
     "row_swapped": "misplaced",
     "row_slots": "not-in-order",
     "row_zero": "no-page",
+    "row_outside": "no-page",
     "chunk_not_admitted": "beyond",
     "committed_too_long": "beyond",
     "protected_negative": "protected",

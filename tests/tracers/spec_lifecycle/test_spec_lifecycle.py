@@ -514,7 +514,7 @@ def test_the_canary_bites_with_sglangs_own_classes(sglang, tmp_path: Path):
     assert canary.fire(tmp_path, CPU).endswith("of a step of speculative decoding v2")
 
 
-# --- on a GPU, where the values were followed for greedy requests only ---------------------------------------------
+# --- on a GPU, where the values were followed for greedy requests only ---------------------------
 
 
 @pytest.mark.parametrize(
