@@ -218,11 +218,12 @@ class Part:
         """
         if (what, mode) not in self._silent:
             self._silent[what, mode] = step
+            said, had = f"judges nothing: it is armed, and in {steps} steps", "nothing"
+            if what:
+                said, had = f"judges no {what}: it is armed, and in {steps} steps", "none"
             self._tell(
-                f"judges {f'no {what}' if what else 'nothing'}: it is armed, and in {steps} "
-                f"steps{_of(mode)} since step {step} it had {f'no {what}' if what else 'nothing'} "
-                "to check, so it does not see what runs here; please report it with the launch "
-                "command"
+                f"{said}{_of(mode)} since step {step} it had {had} to check, so it does not see "
+                "what runs here; please report it with the launch command"
             )
 
     def heard(self, mode: str, what: str = "") -> None:
