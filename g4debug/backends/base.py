@@ -74,6 +74,13 @@ class Guarding(Protocol):
         """Something is handed over that this adapter cannot judge. It is said once."""
         ...
 
+    def reads_nothing(self) -> None:
+        """The kernel of this forward gets all that it reads as K and V: there is nothing to judge.
+
+        It is asked at each layer, as is ``listed``.
+        """
+        ...
+
 
 class Adapter(ABC):
     """One attention backend. Its sites are names in :data:`g4debug.hooking.targets.SITES`.

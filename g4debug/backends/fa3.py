@@ -52,7 +52,10 @@ class Fa3(TableAdapter):
                 prefix_is_fetched(guard)
 
         def table_of(table: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
-            if self._now is None or table is None:
+            if self._now is None:
+                return table
+            if table is None:
+                guard.reads_nothing()
                 return table
             backend, layer, batch = self._now
             known = guard.again(table, backend, layer)

@@ -85,7 +85,10 @@ class FlashInfer(ListAdapter):
             *args: Any,
             **kwargs: Any,
         ) -> None:
-            if self.is_inherited_by(backend) or self.reads_no_list(backend, forward_batch, guard):
+            if self.is_inherited_by(backend):
+                return
+            if self.reads_no_list(backend, forward_batch, guard):
+                guard.reads_nothing()
                 return
             self.hand_over(backend, layer, forward_batch, guard)
 

@@ -109,10 +109,14 @@ class MlaTables(TableAdapter):
         """A layer of a prefill begins. Its kernel gets K and V, or a list."""
         attends = getattr(batch, "attn_attend_prefix_cache", None) is not None
         if self.has_lists(backend):
-            if not self._prefill.reads_no_list(backend, batch, guard):
+            if self._prefill.reads_no_list(backend, batch, guard):
+                guard.reads_nothing()
+            else:
                 self._prefill.hand_over(backend, layer, batch, guard)
         elif attends and any(batch.extend_prefix_lens_cpu):
             prefix_is_fetched(guard)
+        else:
+            guard.reads_nothing()
 
     def learn(self, backend: Any, model_runner: Any, guard: Guarding) -> bool:
         if getattr(backend, "enable_chunk_kv", False):

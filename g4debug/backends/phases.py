@@ -81,6 +81,19 @@ def named(scheduler: Any) -> tuple[str, ...]:
     return tuple(found)
 
 
+def blind_modes(phases: list[Phase]) -> set[str]:
+    """The modes of the scheduler's batches in which neither target nor draft is guarded."""
+    guarded = {p.name: p.guarded for p in phases}
+    # With a draft, SGLang verifies in each decode.
+    with_draft = [p.name for p in phases if p.name in ("verify", "draft")]
+    found = set()
+    if not guarded.get("prefill", True):
+        found |= {"EXTEND", "MIXED", "SPLIT_PREFILL"}
+    if not any(guarded.get(name, True) for name in with_draft or ["decode"]):
+        found |= {"DECODE", "TARGET_VERIFY"}
+    return found
+
+
 def line(phases: list[Phase]) -> str:
     """``g4debug: page-table: prefill on triton, decode on trtllm_mha; all guarded``."""
     told = ", ".join(f"{p.name} on {p.backend}" for p in phases)

@@ -135,10 +135,11 @@ class Part:
         self._audited = -1
         self._dead: dict[str, str] = {}  # site -> why our hook does not run there
         self._dependents: list[tuple[Part, str]] = []
-        self._silent: dict[str, int] = {}  # mode of a batch -> the first step without a check
-        # Gives the reason if it is right that nothing is judged now, else ''. Set by a tracer that
-        # may rest.
-        self.rests: Callable[[], str] = str
+        # (what of it, mode of a batch) -> the first step without a check
+        self._silent: dict[tuple[str, str], int] = {}
+        # Gives the reason if it is right that nothing is judged now in steps of this mode, '' if it
+        # is not. Set by a tracer that may rest.
+        self.rests: Callable[[str], str] = lambda mode: ""
 
     @property
     def is_off(self) -> bool:
@@ -210,23 +211,25 @@ class Part:
             self._dead = shown
             self._status.changes += 1
 
-    def silent(self, mode: str, step: int, steps: int) -> None:
+    def silent(self, mode: str, step: int, steps: int, what: str = "") -> None:
         """It has judged nothing in so many steps of a mode, beginning with ``step``. Told once.
 
-        mode: of SGLang's batches, '' for all of them.
+        mode: of SGLang's batches, '' for all of them. what: of which things, '' for all of them.
         """
-        if mode not in self._silent:
-            self._silent[mode] = step
+        if (what, mode) not in self._silent:
+            self._silent[what, mode] = step
+            said, had = f"judges nothing: it is armed, and in {steps} steps", "nothing"
+            if what:
+                said, had = f"judges no {what}: it is armed, and in {steps} steps", "none"
             self._tell(
-                f"judges nothing: it is armed, and in {steps} steps{_of(mode)} since step {step} "
-                "it had nothing to check, so it does not see what runs here; please report it with "
-                "the launch command"
+                f"{said}{_of(mode)} since step {step} it had {had} to check, so it does not see "
+                "what runs here; please report it with the launch command"
             )
 
-    def heard(self, mode: str) -> None:
+    def heard(self, mode: str, what: str = "") -> None:
         """It judges again."""
-        if self._silent.pop(mode, None) is not None:
-            self._tell(f"judges again{_of(mode)}")
+        if self._silent.pop((what, mode), None) is not None:
+            self._tell(f"judges {what + ' ' if what else ''}again{_of(mode)}")
 
     def record(self) -> TracerStatus:
         """This part, as a dump keeps it."""
@@ -244,7 +247,10 @@ class Part:
                 if t.count or not self.mode  # some tallies of a tracer may never be counted
             ),
             findings=self._status.findings_of(self.name),
-            silent=tuple(f"since step {s}{_of(mode)}" for mode, s in self._silent.copy().items()),
+            silent=tuple(
+                f"{f'of {what} ' if what else ''}since step {step}{_of(mode)}"
+                for (what, mode), step in self._silent.copy().items()
+            ),
             nothing=self._nothing,
         )
 

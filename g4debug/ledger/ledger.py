@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -22,6 +23,7 @@ from g4debug.findings.status import LEDGER
 from g4debug.hooking.hooks import Isolated
 from g4debug.ledger import snapshot
 from g4debug.ledger.books import Flags, Pages, Pairs, PoolLedger, distinct
+from g4debug.ledger.doubts import Doubts
 from g4debug.ledger.free_lists import FreeLists
 from g4debug.ledger.index_transport import IndexTransport
 from g4debug.ledger.owners import Owners
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     from g4debug.ledger.holders import Holders
 
 logger = logging.getLogger("g4debug")
-DOUBTS = 16  # after so many, if events were missed, the ledger is given up
+DOUBTS = 16  # more than so many that are not forgotten yet: the ledger is given up
 # Called with (pool, event, all pages of the event) before the event changes the ledger. If pages
 # are about to be freed, a listener may return the pages to free instead.
 Listener = Callable[[PoolLedger, PageEvent, Pages], "Pages | None"]
@@ -85,7 +87,7 @@ class Ledger:
         self.broken = ""
         self.status = recorder.status.part(LEDGER)
         self._entered = self.status.tally("events")
-        self._doubts = 0
+        self._doubts, self._failures = Doubts(recorder), Doubts(recorder)
         self._hooks: list[Isolated] = []  # which must not run any more once it is broken
 
     # --- what happened -------------------------------------------------------------------
@@ -208,16 +210,17 @@ class Ledger:
 
         Mostly an event did not reach the ledger, and nothing is wrong with the server. Then the
         ledger takes SGLang's word for these pages from now on. It is given up after more than
-        DOUBTS such doubts if events were missed, and after 16 times as many if none were.
+        DOUBTS such doubts if events were missed, and after 16 times as many if none were; one of
+        them is forgotten in every FORGETS steps.
         """
         if self.broken or not self._believe(pool, pages):
             return  # a copy of the books may be older than they are
-        self._doubts += 1
+        doubts = self._doubts.add()
         missed = self.missed("full") or self.missed("swa")
         agree = "SGLang's own structures agree among themselves, and only the ledger differs"
-        if self._doubts > (DOUBTS if missed else 16 * DOUBTS):
+        if doubts > (DOUBTS if missed else 16 * DOUBTS):
             self.give_up(
-                f"it missed events: {self._doubts} times {agree} (now: {what}). The server is not "
+                f"it missed events: {doubts} times {agree} (now: {what}). The server is not "
                 "accused. Please report this"
             )
             return
@@ -239,6 +242,33 @@ class Ledger:
             f"{pool} pages {', '.join(map(str, pages[:SHOWN].tolist()))}: {why.lower()}",
             quiet=True,
         )
+
+    def unasked(self, pool: str, pages: Pages, what: str, error: Exception) -> None:
+        """SGLang's own structures could not be asked about these pages: a failure of ours.
+
+        Nothing is told of them, and everything else is judged as before, because what the ledger
+        knows of other pages is none the worse for it. Each time may wait for the device, so the
+        ledger is given up after more than DOUBTS of them, of which one is forgotten in every
+        FORGETS steps.
+        """
+        if self.broken:
+            return
+        why = f"{type(error).__name__}: {error}"
+        count = self._failures.add()
+        if count > DOUBTS:
+            self.give_up(
+                f"{count} times SGLang's own structures could not be asked (now about {what}): "
+                f"{why}",
+                error,
+            )
+            return
+        self.status.limit(
+            "nothing is told of a page about which SGLang's own structures cannot be asked",
+            f"{what}: {why}",
+            error,
+        )
+        with suppress(Exception):  # what has failed may fail again
+            self._believe(pool, pages)
 
     def _believe(self, name: str, pages: Pages) -> bool:
         """Take over the state of these pages from SGLang. False if it is no news. Waits."""

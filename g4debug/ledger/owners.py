@@ -37,9 +37,10 @@ from g4debug import launching
 from g4debug.findings.book_words import EVERYTHING as EVERYTHING
 from g4debug.findings.book_words import HIGH as HIGH
 from g4debug.hooking import req_kv
+from g4debug.ledger.doubts import Doubts
 
 logger = logging.getLogger("g4debug")
-DOUBTS = 8  # after so many suspicions that were wrong, owners are given up
+DOUBTS = 8  # owners are given up at so many wrong suspicions that are not forgotten yet
 BLOCK = 256
 
 
@@ -147,6 +148,7 @@ class Owners:
         page_size: int,
         device: torch.device | str,
         limit: Callable[[str, str], None],
+        doubts: Doubts,
     ) -> None:
         self.pages = torch.zeros(pages + 1, dtype=torch.int64, device=device)
         self.page_size = page_size
@@ -155,7 +157,7 @@ class Owners:
         self._limit = limit  # tells the status which judgement is missing, and why
         # For each row: the request, and the number of tokens, for which ``protected`` holds.
         self._known: list[tuple[str, int]] = []
-        self._doubts = 0
+        self._doubts = doubts
 
     def prepare(self, rows: int) -> None:
         """Make room for the rows of ``req_to_token``. Call it before a CUDA graph is captured."""
@@ -253,15 +255,15 @@ class Owners:
         """A suspicion about a page was not confirmed by SGLang's own tables: forget its owner."""
         if 0 <= page < self.pages.numel():
             self.pages[page : page + 1].fill_(0)
-        self._doubts += 1
         logger.warning(
             "g4debug: full page %d seemed to be in the row of a request that it does not belong "
             "to, but SGLang's own tables do not confirm it (%s), so nothing is reported",
             page,
             why,
         )
-        if self._doubts >= DOUBTS:
-            self.give_up(f"{self._doubts} suspicions were not confirmed by SGLang's own tables")
+        count = self._doubts.add()
+        if count >= DOUBTS:
+            self.give_up(f"{count} suspicions were not confirmed by SGLang's own tables")
 
     def give_up(self, why: str) -> None:
         """Tell nothing any more, the kernels included."""

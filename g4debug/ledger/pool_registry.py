@@ -11,6 +11,7 @@ from g4debug.hooking import targets
 from g4debug.hooking.hooks import Isolated
 from g4debug.ledger import shadow as shadows
 from g4debug.ledger.books import PoolLedger
+from g4debug.ledger.doubts import Doubts
 from g4debug.ledger.free_lists import FreeLists
 from g4debug.ledger.ledger import Ledger
 from g4debug.ledger.owners import Owners
@@ -36,7 +37,11 @@ class PoolRegistry:
             if _is_sglangs(allocator):
                 self.ledger.shadow = shadows.new(pool.pages, allocator.device)
                 self.ledger.owners = Owners(
-                    pool.pages, page_size, allocator.device, self.ledger.status.limit
+                    pool.pages,
+                    page_size,
+                    allocator.device,
+                    self.ledger.status.limit,
+                    Doubts(self.ledger.recorder),
                 )
             else:
                 self.ledger.status.limit(

@@ -7,10 +7,13 @@ is a TrapError.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from g4debug.findings.kinds import KINDS
+from g4debug.findings.record import Evidence, Finding, Location
 from g4debug.findings.status import Part
 from g4debug.findings.steps import Recorder
 from g4debug.hooking.hooks import Hooks, Isolated, Order
@@ -20,6 +23,8 @@ from g4debug.trapping.trap import Trap, TrapError
 
 if TYPE_CHECKING:
     from g4debug.ledger.ledger import Ledger
+
+logger = logging.getLogger("g4debug")
 
 
 class CanaryError(Exception):
@@ -36,7 +41,7 @@ class Tracer:
     where it was not run yet (:data:`g4debug.hooking.targets.RUN`), it is opt-in, too; else it would
     keep the others from being armed there. judges: in a thousand steps of a busy server it has
     something to judge, and counts it. each_forward: it has something to judge in each forward,
-    whatever the mode.
+    whatever the mode. steady: counts that grow in each step of a mode in which they have grown.
     """
 
     id: str
@@ -48,6 +53,7 @@ class Tracer:
     young: bool = False
     judges: bool = True
     each_forward: bool = False
+    steady: tuple[str, ...] = ()
 
 
 class Context:
@@ -96,6 +102,29 @@ class Context:
     def checked(self, n: int = 1, what: str = "checks") -> None:
         """Count ``n`` things that were checked in this step. ``what``: a plural, "tables"."""
         self.status.checked(n, what)
+
+    def described(
+        self, kind: str, site: str, got: str, make: Callable[[], tuple[Finding, Evidence]]
+    ) -> tuple[Finding, Evidence]:
+        """``make()``: the finding in full. If that fails, the finding with what is certain.
+
+        A bug of ours in a description must neither hide the finding nor end what comes behind it.
+        got: what was seen, in words, from what is at hand.
+        """
+        try:
+            return make()
+        except Exception:
+            name = self.tracer_id
+            logger.exception("g4debug: %s: a finding cannot be described in full", name)
+            finding = KINDS[name][kind].finding(
+                site=site,
+                headline=f"g4debug: {name}: {kind}: {got}",
+                location=Location(process="scheduler", step=self.recorder.event_step),
+                expected="not known, because g4debug could not describe this finding in full",
+                got=got,
+                cause="not known, for the same reason: the log has the failure; please report it",
+            )
+            return finding, Evidence()
 
     def before(self, site: str, hook: Callable[..., None], optional: bool = False) -> None:
         """Call ``hook(*args, **kwargs)`` before a site, isolated.

@@ -37,6 +37,19 @@ def test_a_phase_that_the_adapter_does_not_judge_is_not_guarded(monkeypatch):
     assert line.endswith("draft on triton; NOT guarded: verify, draft")
 
 
+@pytest.mark.parametrize(
+    ("adapters", "blind"),
+    [
+        (BOTH, set()),
+        ({id(TARGET): TRITON}, set()),  # the verify is guarded, so a decode has something to judge
+        ({}, {"EXTEND", "MIXED", "SPLIT_PREFILL", "DECODE", "TARGET_VERIFY"}),
+        ({id(DRAFT): TRITON}, {"EXTEND", "MIXED", "SPLIT_PREFILL"}),
+    ],
+)
+def test_the_modes_in_which_nothing_is_guarded(adapters, blind):
+    assert phases.blind_modes(phases.of(SCHEDULER, adapters)) == blind
+
+
 def test_of_layers_of_two_kinds_those_with_attention_count():
     """As in HybridLinearAttnBackend, maybe in a half of HybridAttnBackend."""
     both = SimpleNamespace(full_attn_backend=TARGET, linear_attn_backend=SimpleNamespace())

@@ -7,6 +7,8 @@ import random
 import pytest
 import torch
 
+from g4debug.findings.steps import Recorder
+from g4debug.ledger.doubts import Doubts
 from g4debug.ledger.owners import (
     BLOCK,
     EVERYTHING,
@@ -81,7 +83,7 @@ def test_it_never_waits_and_rows_of_a_view_have_their_own_stride():
     wide = torch.full((ROWS, columns * size + 48), -7, dtype=torch.int32, device=CUDA)
     wide[:, : columns * size] = table.to(CUDA)
     view = wide[:, : columns * size]
-    owners = Owners(PAGES, size, CUDA, lambda what, why: None)
+    owners = Owners(PAGES, size, CUDA, lambda what, why: None, Doubts(Recorder(1)))
     owners.prepare(ROWS)
     assert owners.protected is not None
     owners.pages.copy_(pages)

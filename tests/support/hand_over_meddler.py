@@ -51,6 +51,8 @@ PLACES = {
     "process": "sglang.srt.managers.scheduler.Scheduler.process_batch_result",
     "resolved": "sglang.srt.managers.scheduler_components.batch_result_processor"
     ".SchedulerBatchResultProcessor._resolve_spec_v2_tokens",
+    "ended": "sglang.srt.managers.scheduler_components.batch_result_processor"
+    ".SchedulerBatchResultProcessor._handle_finish_state_updated_req",
     "output": "sglang.srt.managers.scheduler_components.output_streamer"
     ".SchedulerOutputStreamer.stream_output",
 }
@@ -442,6 +444,15 @@ def kept_rows(kept, *args):
 @case("output", "before")
 def output_one(streamer, reqs, *args, **kwargs):
     reqs[1].output_ids[-1] += 1
+
+
+@case("ended")
+def output_end(none, processor, request, *args, **kwargs):
+    """The last token that leaves, of the first request that ends."""
+    if request.finished_reason is None:
+        return False
+    request.output_ids[request.finished_len - 1] += 1
+    return True
 
 
 @case("output", "before")

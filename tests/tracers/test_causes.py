@@ -774,7 +774,7 @@ def lost_rows(arm: Any, *rows: int) -> Any:
 
 @later
 def miscounted(arm: Any, cached: int, evictable: int) -> Any:
-    return leak_report.describe_miscounted(view(cached, evictable, 0), happened(), True)
+    return leak_report.describe_miscounted(view(cached, evictable, 0), happened(), True)[0]
 
 
 @later

@@ -94,7 +94,7 @@ def test_a_healthy_silence_is_none(healthy, caplog):
         server.context.off("there is nothing to check")
         caplog.clear()
     if healthy == "rests":
-        server.context.status.rests = lambda: "a count is not due"
+        server.context.status.rests = lambda mode: "a count is not due"
     server.steps(3 * silence.STEPS, requests=0 if healthy == "idle" else 1)
     server.steps(3 * silence.STEPS, mode="IDLE" if healthy == "idle" else "DECODE")
     assert caplog.messages == []
@@ -104,9 +104,84 @@ def test_a_healthy_silence_is_none(healthy, caplog):
 def test_who_rests_is_asked_again(caplog):
     server = Server()
     reasons = ["a count is not due", ""]
-    server.context.status.rests = lambda: reasons.pop(0)
+    server.context.status.rests = lambda mode: reasons.pop(0)
     server.steps(2 * silence.STEPS)
     assert len(caplog.messages) == 1
+
+
+def test_a_limit_of_one_mode_does_not_hide_that_it_is_blind_in_another(caplog):
+    server = Server(each_forward=True)
+    server.context.status.rests = lambda mode: "a limit says so" if mode == "DECODE" else ""
+    for _ in range(2 * silence.STEPS):
+        server.steps(1)
+        server.steps(1, mode="EXTEND")
+    (line,) = caplog.messages
+    assert "in 1000 steps of EXTEND batches since step 2 " in line
+
+
+def test_a_steady_count_is_missed_although_others_go_on(caplog):
+    server = Server(steady=("verifies",))
+
+    def steps(n, mode, verifies):
+        for _ in range(n):
+            server.context.checked(verifies, "verifies")
+            server.steps(1, sees=True, mode=mode)
+
+    steps(2 * silence.STEPS, "DECODE", 0)  # a server without a draft: it never grew
+    steps(3, "DECODE", 1)
+    steps(2 * silence.STEPS, "EXTEND", 0)  # nor in prefills
+    assert caplog.messages == []
+    for _ in range(silence.STEPS - 1):
+        steps(1, "DECODE", 0)
+        steps(1, "EXTEND", 0)
+    assert caplog.messages == []
+    steps(1, "DECODE", 0)
+    (line,) = caplog.messages
+    assert line.startswith("g4debug: page-table judges no verifies: it is armed, and in 1000 steps")
+    assert " of DECODE batches since step " in line
+    assert "judges nothing of verifies since step " in server.state
+    steps(1, "DECODE", 1)
+    assert caplog.messages[1:] == ["g4debug: page-table judges verifies again of DECODE batches"]
+    assert server.state == "armed: raise"
+
+
+def test_a_page_table_guard_rests_where_its_limits_are(tmp_path):
+    from g4debug.tracers.page_table.tracer import PageTableTracer
+
+    context = Context.alone("page-table", Settings(debug_dir=tmp_path))
+    guard = PageTableTracer(context)
+    guard._blind = {"EXTEND"}
+    assert guard.rests("EXTEND")
+    assert not guard.rests("DECODE"), "one phase is limited, and another one may be blind"
+    context.recorder.step = 7
+    guard.not_guarded("some lists are not judged", "they are elsewhere")
+    assert guard.rests("DECODE"), "this step has met them"
+    context.recorder.step = 8
+    assert not guard.rests("DECODE"), "this one has not"
+    guard.reads_nothing()
+    assert guard.rests("DECODE"), "its kernels got K and V"
+
+
+def test_what_is_met_when_a_graph_is_captured_may_be_met_in_each_replay(tmp_path):
+    from g4debug.tracers.page_table.tracer import PageTableTracer
+
+    guard = PageTableTracer(Context.alone("page-table", Settings(debug_dir=tmp_path)))
+    guard.not_guarded("some lists are not judged", "they are elsewhere")  # before the first step
+    guard.context.recorder.step = 9
+    assert guard.rests("DECODE")
+
+
+def test_a_server_without_a_draft_is_not_resting(tmp_path):
+    from g4debug.tracers.spec_lifecycle.tracer import SpecLifecycle
+
+    tracer = SpecLifecycle(Context.alone("spec-lifecycle", Settings(debug_dir=tmp_path)))
+    tracer.judging = False
+    tracer.sampled.judging = True
+    assert not tracer.rests("DECODE"), "its sampled tokens are judged"
+    tracer.sampled.skips = True
+    assert tracer.rests("DECODE"), "a batch of beams is not followed"
+    tracer.sampled.skips = tracer.sampled.judging = tracer.inputs.judging = False
+    assert tracer.rests("DECODE")
 
 
 def test_every_tracer_is_watched_but_for_the_one_that_checks_nothing(arm):

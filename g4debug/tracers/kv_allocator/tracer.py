@@ -36,7 +36,7 @@ import numpy as np
 import torch
 
 from g4debug.findings.kinds import KINDS, Contain
-from g4debug.findings.record import Evidence, PageEvent
+from g4debug.findings.record import Evidence, Finding, PageEvent
 from g4debug.hooking import req_kv
 from g4debug.hooking.arguments import argument
 from g4debug.ledger.books import PoolLedger, on_host
@@ -347,16 +347,27 @@ class KvAllocatorTracer:
     ) -> None:
         if self.ledger.broken:
             return
-        if not is_real(self.ledger, pool, event, violation):
-            what = f"{violation.kind} of {pool.name} pages {_list(violation.pages)}"
-            self.ledger.doubt(*in_question(self.ledger, pool, violation), what)
+        pages = f"{pool.name} pages {_list(violation.pages)}"
+        in_doubt = *in_question(self.ledger, pool, violation), f"{violation.kind} of {pages}"
+        try:
+            real = is_real(self.ledger, pool, event, violation)
+        except Exception as e:
+            self.ledger.unasked(*in_doubt, e)
             return
-        from g4debug.tracers.kv_allocator.report import describe
+        if not real:
+            self.ledger.doubt(*in_doubt)
+            return
 
-        finding, events = describe(self.ledger, pool, event, violation, note, request, row)
-        if self._stops(pool, event, violation):
-            events = (*events[:-1], dataclasses.replace(events[-1], stopped=True))
-        self.context.trap.report(finding, Evidence(events=events))
+        def make() -> tuple[Finding, Evidence]:
+            from g4debug.tracers.kv_allocator.report import describe
+
+            finding, events = describe(self.ledger, pool, event, violation, note, request, row)
+            if self._stops(pool, event, violation):
+                events = (*events[:-1], dataclasses.replace(events[-1], stopped=True))
+            return finding, Evidence(events=events)
+
+        site = f"pool.{event.kind}"
+        self.context.trap.report(*self.context.described(violation.kind, site, pages, make))
 
 
 def _full_pages(pool: PoolLedger, pages: Pages, request: Any, batch: Any) -> Pages:

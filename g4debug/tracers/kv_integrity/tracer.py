@@ -34,7 +34,7 @@ import numpy as np
 import torch
 
 from g4debug import speculation
-from g4debug.findings.record import Evidence, PageEvent
+from g4debug.findings.record import Evidence, Finding, PageEvent
 from g4debug.hooking import req_kv, targets
 from g4debug.hooking.arguments import argument
 from g4debug.hooking.free_group import in_free_group
@@ -415,7 +415,8 @@ class KvIntegrityTracer:
         for code, count, page in codes.T[codes[0] > 0].tolist():
             if idle:  # report it only once
                 watched.stamped[page] = False
-            self._report(report.describe_written, watched, page, code, count, step, idle)
+            of = watched, page, code, count, step, idle
+            self._report("write-after-free", page, report.describe_written, *of)
 
     def _changed(self, watched: Watched, look: Look, codes: Pages) -> None:
         watched.looks = [other for other in watched.looks if other is not look]
@@ -425,16 +426,27 @@ class KvIntegrityTracer:
                 continue  # it had been handed out before it was compared: that is its new KV
             if watched.sealed_at[page] == look.sealed_at[i]:
                 watched.sealed[page] = False  # report it only once
-            self._report(report.describe_changed, watched, look, i, code, count)
+            self._report("kv-changed", page, report.describe_changed, watched, look, i, code, count)
 
     def _not_finite(self, watched: Watched, look: Look, codes: Pages) -> None:
         for i in codes[0].nonzero()[0].tolist():
-            code, count = codes[:, i].tolist()
-            self._report(report.describe_not_finite, watched, look, i, code, count)
+            page, (code, count) = int(look.pages[i]), codes[:, i].tolist()
+            self._report("nan", page, report.describe_not_finite, watched, look, i, code, count)
 
-    def _report(self, describe: Callable[..., report.Found], watched: Watched, *of: Any) -> None:
-        finding, events = describe(watched, self.ledger, *of)
-        self.context.trap.report(finding, Evidence(events=events))
+    def _report(
+        self,
+        kind: str,
+        page: int,
+        describe: Callable[..., report.Found],
+        watched: Watched,
+        *of: Any,
+    ) -> None:
+        def make() -> tuple[Finding, Evidence]:
+            finding, events = describe(watched, self.ledger, *of)
+            return finding, Evidence(events=events)
+
+        got = f"{watched.pool.name} page {page}"
+        self.context.trap.report(*self.context.described(kind, "scheduler.run_batch", got, make))
 
     def _of(self, allocator: Any) -> Sequence[Watched]:
         """What is watched of an allocator's pages."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,13 +19,20 @@ class CheckedWrites(Checked):
 
     The other layers that write into this pool in the forward get the same locations. loc: the
     locations that SGLang wanted to write to. out: the locations that it may write to. slots: how
-    many the pool has, page 0 included.
+    many the pool has, page 0 included. full: a copy of the batch's ``out_cache_loc``, from which
+    the sliding layers' locations are made, for a description that comes later.
     """
 
     loc: torch.Tensor
     out: torch.Tensor
     slots: int
     rows: Rows
+    full: torch.Tensor | None = None
+
+    def remembered(self) -> CheckedWrites:
+        """The same, with what may be overwritten before a finding is described."""
+        loc = self.batch.out_cache_loc if self.pool_name == "swa" else None
+        return self if loc is None else replace(self, full=loc.clone())
 
     def is_for(self, layer: Any, batch: Any, loc: torch.Tensor) -> bool:
         """True if these are the locations that were checked, for another layer of the forward."""
@@ -61,6 +68,9 @@ class Write:
     full: int
     twin: int = -1
     foreign: Misplaced | None = None
+
+    def full_page(self, page_size: int) -> int:
+        return self.full // page_size
 
 
 def write_of(record: Record) -> Write:

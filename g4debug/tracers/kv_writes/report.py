@@ -205,6 +205,11 @@ class Words(PageReport):
         lost = f"ForwardBatch.out_cache_loc does not agree with {row}"
         if swa:
             lost = f"the sliding layers' locations do not agree with {row} and the mapping"
+            if full < 0:
+                lost += (
+                    "; whether ForwardBatch.out_cache_loc was wrong already, from which they are "
+                    "made, is not known"
+                )
         if self.kind == "page-zero":
             return (
                 f"{lost}: location 0 is what padding gets, so it may have been cleared, or never "
@@ -228,15 +233,16 @@ class Words(PageReport):
     def _full_location(self) -> int:
         """Where the token's KV goes in the full pool by ``out_cache_loc``; -1: not known.
 
-        With overlap scheduling that tensor may be another forward's by now.
+        With overlap scheduling the tensor in a CUDA graph may be another forward's by now.
         """
         w, rows = self.write, self.checked.rows
-        if w.step >= 0 or w.position < 0:
+        loc = self.checked.full if w.step >= 0 else self.checked.batch.out_cache_loc
+        if loc is None or w.position < 0:
             return -1
         number = w.position - w.first - rows.offset
         with suppress(RuntimeError, AttributeError, IndexError, TypeError):
             begin = w.row * rows.per_row if rows.per_row else int(rows.starts[w.row])  # type: ignore[index]
-            return int(self.checked.batch.out_cache_loc[begin + number])
+            return int(loc[begin + number])
         return -1
 
     def _cause_of_right_place(self, row: str) -> str:

@@ -92,13 +92,15 @@ class KvWritesTracer(DeviceCheck[CheckedWrites, Write]):
         self._outside: tuple[Any, Any] | None = None  # backend and batch of the model that runs
         self._written: Any = None  # the last layer of which a write was seen
         self._unseen: set[str] = set()  # modes in which there is one of which none was
+        self._strange_in: set[str] = set()  # modes in which such a pool was written to
         self._stamps: dict[int, tuple[Any, Stamps]] = {}  # by id() of a pool
         self._places = context.isolate(self.checked_places)
         self._missed = context.isolate(self.missed)
 
-    def rests(self) -> str:
-        """Why some forwards are not judged: a limit has said it of their pool, or their mode."""
-        return "the limits say what is not judged" if self._strange or self._unseen else ""
+    def rests(self, mode: str) -> str:
+        """Why forwards of this mode are not judged: a limit has said it of their pool, or of it."""
+        limited = self._unseen | self._strange_in
+        return "the limits say what is not judged" if limited & forwards_of(mode) else ""
 
     def install(self) -> None:
         context = self.context
@@ -197,7 +199,9 @@ class KvWritesTracer(DeviceCheck[CheckedWrites, Write]):
 
     def missed(self, backend: Any, layer: Any, batch: Any) -> None:
         """A layer has KV of its own, and nothing of its write was seen."""
-        loc, mode = batch.out_cache_loc, batch.forward_mode.name.lower().replace("_", "-")
+        loc, mode = batch.out_cache_loc, _called(batch)
+        if self._strange:  # which writes by a function that is not hooked
+            self._strange_in.add(mode)
         if mode in self._unseen or self._strange or loc is None or not loc.numel():
             return
         attending = getattr(backend, "full_attn_layers", None)
@@ -266,7 +270,10 @@ class KvWritesTracer(DeviceCheck[CheckedWrites, Write]):
     def _safe(
         self, loc: torch.Tensor, backend: Any, layer: Any, batch: Any, pool: Any, name: str
     ) -> torch.Tensor:
-        if not self._knows(pool) or not loc.numel():
+        if not self._knows(pool):
+            self._strange_in.add(_called(batch))
+            return loc
+        if not loc.numel():
             return loc
         key = (id(backend), name)
         latest = self.latest.get(key)
@@ -295,7 +302,7 @@ class KvWritesTracer(DeviceCheck[CheckedWrites, Write]):
         rows = rows_of(batch, loc.numel(), captured)
         truth = None
         if rows.firsts is None:
-            mode = batch.forward_mode.name.lower().replace("_", "-")
+            mode = _called(batch)
             self.context.limit(
                 f"ranges, and tokens that are written to one place, in {mode} forwards"
                 + (" inside of CUDA graphs" if captured else ""),
@@ -341,6 +348,9 @@ class KvWritesTracer(DeviceCheck[CheckedWrites, Write]):
             self._stamps[id(pool)] = (pool, Stamps.new(slots, device))
         return self._stamps[id(pool)][1]
 
+    def remembered(self, checked: CheckedWrites) -> CheckedWrites:
+        return checked.remembered()
+
     def seen(self, checked: CheckedWrites | None, record: Record) -> Write:
         return write_of(record)
 
@@ -359,6 +369,18 @@ class KvWritesTracer(DeviceCheck[CheckedWrites, Write]):
 
     def bare(self, checked: CheckedWrites | None, seen: Write, left: Left) -> Finding:
         return describe(None, seen, self.context.recorder, None)[0]
+
+
+def _called(batch: Any) -> str:
+    """The mode of a forward, as the limits call it."""
+    name: str = batch.forward_mode.name
+    return name.lower().replace("_", "-")
+
+
+def forwards_of(mode: str) -> set[str]:
+    """The modes of the target's forwards in a step of this mode, as the limits call them."""
+    found = {mode.lower().replace("_", "-")}
+    return found | ({"target-verify"} if mode == "DECODE" else set())
 
 
 TRACER = Tracer(

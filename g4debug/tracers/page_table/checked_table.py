@@ -95,6 +95,9 @@ class Cell:
         """The numbers by which the cell is found again in the table."""
         return self.row, self.column, self.value, self.kind, self.expected
 
+    def full_page(self, page_size: int) -> int:
+        return self.full
+
 
 def read_table(
     checked: CheckedTable, pool: Pool, recorder: Recorder, seen: Cell

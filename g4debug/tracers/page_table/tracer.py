@@ -54,14 +54,21 @@ class PageTableTracer(DeviceCheck[CheckedTable, Cell]):
         self.in_part: set[int] = set()  # id() of backends of which some lists are not judged
         self._unjudged: set[int] = set()  # id() of backends of which nothing is
         self._not_guarded: set[tuple[str, str]] = set()
+        self._blind: set[str] = set()  # modes of batches of which no forward is judged
+        self._met_in = -1  # the last step in which something was met that is not to be judged
+        self._met_early = False  # or it was met in none, as when a CUDA graph is captured
         # (id() of the backend, number of the layer) -> the pool that the layer reads, which is the
         # same one at every forward; and the key of its last check.
         self._pools: dict[tuple[int, int], str] = {}
         self._keys: dict[tuple[int, int], Key] = {}
 
-    def rests(self) -> str:
-        """Why some forwards are not judged: a limit has said of which backend, phase or list."""
-        return "the limits say what is not judged" if self._not_guarded else ""
+    def rests(self, mode: str) -> str:
+        """Why no forward of this step is judged: a limit has said it of its phase or its lists, or
+        its kernels read no pages."""
+        met = self._met_early or self._met_in == self.context.recorder.step
+        return (
+            "there is nothing to judge, or a limit says what" if met or mode in self._blind else ""
+        )
 
     def install(self) -> None:
         self.context.status.rests = self.rests
@@ -97,7 +104,7 @@ class PageTableTracer(DeviceCheck[CheckedTable, Cell]):
     ) -> None:
         """A backend was built."""
         if self.is_refused(adapter):
-            self.not_guarded(
+            self._limit(
                 unsupported.BACKEND.format(adapter.name),
                 "it was never run with this tracer on this SGLang and this kind of machine, so a "
                 "finding could be false; G4DEBUG_MODE=log reports only, and "
@@ -108,7 +115,7 @@ class PageTableTracer(DeviceCheck[CheckedTable, Cell]):
         why = unsupported.other_rows(getattr(model_runner, "server_args", None))
         if why:
             self._unjudged.add(key)
-            self.not_guarded(unsupported.BACKEND.format(adapter.name), why)
+            self._limit(unsupported.BACKEND.format(adapter.name), why)
             return
         self.adapters[key] = adapter
         self.page_sizes[key] = adapter.page_size(backend, model_runner)
@@ -134,16 +141,18 @@ class PageTableTracer(DeviceCheck[CheckedTable, Cell]):
         if scheduler is not None:
             found = running(scheduler)
             if found.attention == ENCODER and found.draft != NO_DRAFT:
-                self.not_guarded(
+                self._limit(
                     "nothing that encoder attention reads in a verify is judged",
                     "a kernel may get a table of its own there, which the guard does not see",
                 )
             served = phases.of(scheduler, self.adapters, self.in_part)
             if served:
                 print(phases.line(served), file=sys.stderr, flush=True)
+            self._blind = phases.blind_modes(served)
+            self._met_early |= not served and bool(self._not_guarded)
             for phase in served:
                 if not phase.guarded:
-                    self.not_guarded(
+                    self._limit(
                         unsupported.PHASE.format(phase.name),
                         f"it runs on {phase.backend}, which is not guarded on this server",
                     )
@@ -153,7 +162,16 @@ class PageTableTracer(DeviceCheck[CheckedTable, Cell]):
         self.in_part.update(map(id, backends))
 
     def not_guarded(self, what: str, why: str) -> None:
-        """Something that goes to a kernel is not judged. Said once."""
+        """Something that goes to a kernel now is not judged. Said once."""
+        self._met_in = self.context.recorder.step
+        self._met_early |= self._met_in == 0
+        self._limit(what, why)
+
+    def reads_nothing(self) -> None:
+        """There is nothing to judge in the forward that runs now."""
+        self._met_in = self.context.recorder.step
+
+    def _limit(self, what: str, why: str) -> None:
         if (what, why) not in self._not_guarded:
             self._not_guarded.add((what, why))
             self.context.limit(what, why)

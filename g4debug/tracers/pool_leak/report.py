@@ -30,26 +30,31 @@ def describe(
         for state, pages in wrong.items()
         for holding in _by_owner(pool, pages, state, rids, released, ledger)
     ]
-    # Pages in use twice corrupt KV, which is worse than lost pages.
-    kind = next(k for k in sorted(wrong, key=lambda k: k == "leaked") if len(wrong[k]))
+    kind = worst(census)
     pages, first, count = wrong[kind], int(wrong[kind][0]), len(wrong[kind])
     events = () if ledger.broken else ledger.history(pool, first)
-    worst = next(h for h in holdings if h.state == kind)
+    largest = next(h for h in holdings if h.state == kind)
     what = f"{count} page{'s' * (count != 1)} of the {pool} pool {'is' if count == 1 else 'are'} "
     what += KINDS["pool-leak"][kind].what
     finding = _finding(
         kind,
         ledger,
         idle,
-        f"{what} (page {first}, last owner {worst.owner or 'a request that is not known'})",
-        request=worst.owner,
+        f"{what} (page {first}, last owner {largest.owner or 'a request that is not known'})",
+        request=largest.owner,
         expected="each page is once in the free list, or held by the prefix cache or a request",
         got=f"{what}: {_list(pages)}",
-        owner=f"page {first}: {worst.last or 'nothing is known about it'}",
+        owner=f"page {first}: {largest.last or 'nothing is known about it'}",
         history=short(events),
-        cause=cause(kind, worst, events, first, ledger),
+        cause=cause(kind, largest, events, first, ledger),
     )
     return finding, Evidence(holdings=tuple(holdings[:NAMED]), events=events)
+
+
+def worst(census: Census) -> str:
+    """The kind of its finding: pages in use twice corrupt KV, which is worse than lost pages."""
+    wrong = census.wrong()
+    return next(k for k in sorted(wrong, key=lambda k: k == "leaked") if len(wrong[k]))
 
 
 def describe_rows(live: list[Any], released: Released, ledger: Ledger) -> Told:
@@ -116,10 +121,10 @@ def describe_lost_rows(
     return finding, Evidence(holdings=tuple(holdings))
 
 
-def describe_miscounted(view: View, ledger: Ledger, idle: bool) -> Finding:
+def describe_miscounted(view: View, ledger: Ledger, idle: bool) -> Told:
     """The finding about a prefix cache that has a wrong idea of its own size."""
     evictable, protected = view.sizes or (0, 0)
-    return _finding(
+    finding = _finding(
         "miscounted",
         ledger,
         idle,
@@ -132,6 +137,7 @@ def describe_miscounted(view: View, ledger: Ledger, idle: bool) -> Finding:
         cause="a node got other slots than its key has tokens, or the count was changed without "
         "the nodes; which of the two is not known",
     )
+    return finding, Evidence()
 
 
 def describe_locked(view: View, pages: Pages, released: Released, ledger: Ledger) -> Told:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
 import numpy as np
@@ -35,11 +35,14 @@ from g4debug.tracers.pool_leak.check import Census, take_census
 from g4debug.tracers.pool_leak.look import Rows, View, look
 from g4debug.tracers.pool_leak.occasions import Stall, TakenAgain
 from g4debug.tracers.pool_leak.report import (
+    NAMED,
+    Told,
     describe,
     describe_locked,
     describe_lost_rows,
     describe_miscounted,
     describe_rows,
+    worst,
 )
 from g4debug.tracers.pool_leak.servers import has_sessions, unusable
 from g4debug.tracers.silence import STEPS as SILENT
@@ -66,7 +69,7 @@ class PoolLeakTracer:
         self._told: set[tuple[str, int]] = set()  # (pool, page) that were reported already
         self._usable: bool | None = None
 
-    def rests(self) -> str:
+    def rests(self, mode: str) -> str:
         """Why no count is due on a busy server."""
         if self.context.settings.leak_steps not in range(1, SILENT + 1):
             return "it was asked to count less often"
@@ -168,11 +171,15 @@ class PoolLeakTracer:
     def _judge_rows(self, rows: Rows, live: list[Any], idle: bool) -> None:
         # On an idle server no request may hold a row: its pages look owned, but are lost.
         if idle and live and self._is_new(("row", req_kv.row(r)) for r in live):
-            self.context.trap.report(*describe_rows(live, self.released, self.ledger))
+            got = f"rows {_list(req_kv.row(r) for r in live)} of requests that have ended"
+            self._tell("row", got, idle, lambda: describe_rows(live, self.released, self.ledger))
         lost = rows.unknown if idle and not live else ()
         if (lost or rows.again) and self._is_new(("row", r) for r in (*lost, *rows.again)):
-            holders = self._of(self._scheduler)
-            self.context.trap.report(*describe_lost_rows(lost, rows.again, holders, self.ledger))
+            again, holders = rows.again, self._of(self._scheduler)
+            kind, got = "row-repeated" if again else "row", f"rows {_list(again or lost)}"
+            self._tell(
+                kind, got, idle, lambda: describe_lost_rows(lost, again, holders, self.ledger)
+            )
 
     def _judge_sizes(self, view: View, live: list[Any], idle: bool) -> None:
         """Judge the prefix cache's own figures of its size, by which SGLang admits requests."""
@@ -180,7 +187,10 @@ class PoolLeakTracer:
         if sizes is None:
             return
         if sum(sizes) != view.cached and self._is_new([(f"size {view.name}", 0)]):
-            self.context.trap.report(describe_miscounted(view, self.ledger, idle))
+            got = f"{sizes} for {view.cached} tokens of the {view.name} pool"
+            self._tell(
+                "miscounted", got, idle, lambda: describe_miscounted(view, self.ledger, idle)
+            )
         # A session locks what it reads, and it has no request between its turns.
         sessions = has_sessions(self._scheduler.tree_cache)
         if idle and sizes.protected and not live and not sessions:
@@ -189,7 +199,12 @@ class PoolLeakTracer:
             slots = cache_tree.locked(tree, view.name)
             pages = np.unique(slots // size)
             if self._is_new((f"lock {view.name}", int(page)) for page in pages):
-                self.context.trap.report(*describe_locked(view, pages, self.released, self.ledger))
+                self._tell(
+                    "locked",
+                    f"{sizes.protected} tokens of the {view.name} pool, full pages {_list(pages)}",
+                    idle,
+                    lambda: describe_locked(view, pages, self.released, self.ledger),
+                )
 
     def _state_of(self, scheduler: Any) -> State:
         """The state that must not change while a look goes on."""
@@ -209,9 +224,18 @@ class PoolLeakTracer:
 
     def _report(self, pool: str, census: Census, live: list[Any], idle: bool) -> None:
         if self._is_new((pool, int(p)) for pages in census.wrong().values() for p in pages):
-            self.context.trap.report(
-                *describe(pool, census, live, self.released, self.ledger, idle)
+            kind = worst(census)
+            got = f"{pool} pages {_list(census.wrong()[kind])}"
+            self._tell(
+                kind,
+                got,
+                idle,
+                lambda: describe(pool, census, live, self.released, self.ledger, idle),
             )
+
+    def _tell(self, kind: str, got: str, idle: bool, make: Callable[[], Told]) -> None:
+        site = "scheduler.on_idle" if idle else "scheduler.process_result"
+        self.context.trap.report(*self.context.described(kind, site, got, make))
 
     def _is_new(self, found: Iterable[tuple[str, int]]) -> bool:
         """True if some of it was not reported before."""
@@ -227,6 +251,11 @@ class PoolLeakTracer:
             if why:
                 self.context.off(why)
         return self._usable
+
+
+def _list(numbers: Iterable[int]) -> str:
+    named = [str(int(n)) for n in numbers]
+    return ", ".join(named[:NAMED]) + (", …" if len(named) > NAMED else "")
 
 
 TRACER = Tracer(

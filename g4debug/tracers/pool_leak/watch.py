@@ -70,7 +70,7 @@ class IdleCounts:
         self.context.on_exception("scheduler.on_idle", self.at_idle_error)
         self.context.status.limit("counts at idle only", WHY, quiet=True)
         # A server may be busy for as long as it lives.
-        self.context.status.rests = lambda: "it counts only when the server is idle"
+        self.context.status.rests = lambda mode: "it counts only when the server is idle"
 
     def after_scheduler_init(self, result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
         self._is_usable(scheduler)  # it says so at start, and not at its first count

@@ -30,11 +30,12 @@ import numpy as np
 import torch
 
 from g4debug.findings.kinds import KINDS
-from g4debug.findings.record import Evidence, PageEvent
+from g4debug.findings.record import Evidence, Finding, PageEvent
 from g4debug.hooking import prefix_tree, req_kv
 from g4debug.hooking.arguments import argument
 from g4debug.hooking.resolved import server_argument
 from g4debug.ledger.books import Pages, PoolLedger, on_host
+from g4debug.ledger.doubts import Doubts
 from g4debug.ledger.page_history import GIVES
 from g4debug.sanitizer import unsupported
 from g4debug.tracers.base import Context, Tracer
@@ -101,7 +102,8 @@ class PrefixCacheTracer:
         self._lent: list[int] = []  # tokens of its rows that are compared with the prefix cache
         self._why: dict[int, str] = {}  # by id() of a prefix cache: why it is not judged
         self._unjudged = ""  # why no prefix cache of this server is judged
-        self._doubts = self._row_doubts = 0
+        self._doubts = 0
+        self._row_doubts = Doubts(context.recorder)
 
     def install(self) -> None:
         context = self.context
@@ -298,15 +300,15 @@ class PrefixCacheTracer:
 
     def _doubt_row(self, row: int) -> None:
         """A sum said that a row is wrong, and the row itself is right. Stop it if that goes on."""
-        self._row_doubts += 1
+        count = self._row_doubts.add()
         logger.warning(
             "g4debug: prefix-cache: row %d of req_to_token seemed to differ from what the prefix "
             "cache has, but they are the same, so nothing is reported",
             row,
         )
-        if self._row_doubts >= LOGGED:
+        if count >= LOGGED:
             self._rows = None
-            self._no_rows = f"{self._row_doubts} times a row seemed wrong and was not"
+            self._no_rows = f"{count} times a row seemed wrong and was not"
             self.context.limit(ROWS, self._no_rows)
 
     def before_release(self, request: Any, tree: Any, *args: Any, **kwargs: Any) -> None:
@@ -482,8 +484,16 @@ class PrefixCacheTracer:
     def _confirmed(self, tree: Any, violation: Violation, prompt: Prompt) -> bool:
         if self.ledger.broken and KINDS["prefix-cache"][violation.kind].suspicion:
             return False  # frees are not noted any more
-        if is_real(self.ledger, tree, violation, prompt.rid):
-            return True
+        try:
+            if is_real(self.ledger, tree, violation, prompt.rid):
+                return True
+        except Exception as e:
+            # A bug of ours costs this finding, and not those about other pages.
+            self.context.status.limit(
+                "nothing is told of a page about which SGLang's own structures cannot be asked",
+                f"{type(e).__name__}: {e}",
+                e,
+            )
         self._doubts += 1
         if violation.page >= 0:
             self.contents.forget(np.array([violation.page]))
@@ -504,8 +514,13 @@ class PrefixCacheTracer:
         case = Case(
             self.ledger, tree, violation, prompt.rid, prompt.digests, self.contents, node, site
         )
-        finding, events = describe(case)
-        self.context.trap.report(finding, Evidence(events=events))
+
+        def make() -> tuple[Finding, Evidence]:
+            finding, events = describe(case)
+            return finding, Evidence(events=events)
+
+        got = f"full page {violation.page} of request {prompt.rid or '?'}"
+        self.context.trap.report(*self.context.described(violation.kind, site, got, make))
 
 
 def _pairs(tree: Any) -> bool:

@@ -51,7 +51,7 @@ class RankDivergence:
         self._complete = False  # they are all there
         self._look_at = 0  # the step in which to look again who there is
 
-    def rests(self) -> str:
+    def rests(self, mode: str) -> str:
         """Why there is nothing to compare."""
         return "" if self._expected else "no other rank is on this host"
 

@@ -107,8 +107,12 @@ class SpecLog:
             note=f"{note}: {said}" if note else said,
             ok=False,
         )
-        finding = self.describe(violation, at)
-        self.context.trap.report(finding, Evidence(transitions=self.history.transitions(last)))
+
+        def make() -> tuple[Finding, Evidence]:
+            finding = self.describe(violation, at)
+            return finding, Evidence(transitions=self.history.transitions(last))
+
+        self.context.trap.report(*self.context.described(violation.kind, site, said, make))
 
     def describe(self, violation: Violation, at: HandOver) -> Finding:
         """The finding, in words."""

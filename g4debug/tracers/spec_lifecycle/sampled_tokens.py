@@ -123,6 +123,7 @@ class SampledTokens:
         self.log = log
         self.judging = targets.counts_with_result()  # it was not run on releases before
         self.pool = Pool()
+        self.skips = False  # the step that runs is of a kind that is not followed
         self._now: Sampling | None = None  # the step that runs, or waits for its sampling
         self._waiting: dict[int, tuple[weakref.ref[Any], Sampling]] = {}  # by id() of the result
         self._processing: Sampling | None = None
@@ -152,12 +153,13 @@ class SampledTokens:
             self.context.limit("sampled tokens are not followed to the output", why)
 
     def before_run_batch(self, scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
-        self._now = None
+        self._now, self.skips = None, False
         mode = batch.forward_mode
         if not self.judging or not batch.reqs or not (mode.is_decode() or mode.is_extend()):
             return
         # A batch that prefills and decodes at once, or in which rows belong to beams.
         if mode.is_mixed() or any(getattr(r, "beam_group", None) for r in batch.reqs):
+            self.skips = True
             return
         decode = mode.is_decode()
         if decode and not batch.spec_algorithm.is_none():

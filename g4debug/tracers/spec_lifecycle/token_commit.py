@@ -19,6 +19,7 @@ from g4debug.tracers.spec_lifecycle.check import Violation, at_rows, check_count
 from g4debug.tracers.spec_lifecycle.check_values import SAMPLED, Rows
 from g4debug.tracers.spec_lifecycle.future_rows import goes_on, live_rows
 from g4debug.tracers.spec_lifecycle.pending_steps import Books, committed
+from g4debug.tracers.spec_lifecycle.sampled_tokens import no_token
 
 OUTPUT, VERIFIES = "output_ids", "spec_verify_ct"
 _NAMES = (OUTPUT, req_kv.COMMITTED, VERIFIES)
@@ -59,7 +60,8 @@ class Committing:
         self._requests: list[Any] = []  # these requests
         self._known: Columns = [[], [], []]  # what they are left with
         self._forgotten: set[int] = set()  # by id(): they were prefilled since
-        self._given: list[Sequence[int]] = []  # the tokens that each of them was given last
+        # Where the tokens that each of them was given last begin in its output, and the tokens.
+        self._given: list[tuple[int, Sequence[int]]] = []
 
     def forget(self, requests: Sequence[Any]) -> None:
         """These are prefilled, which counts in another way."""
@@ -115,7 +117,7 @@ class Committing:
         now = columns_of(self._requests, self._books)
         violation = _compare([outputs, kv, verifies], now)
         self._known = [list(map(add, outputs, given)), kv, verifies]
-        self._given = [kept[i] for i in live]
+        self._given = [(n, kept[i]) for n, i in zip(outputs, live, strict=True)]
         return at_rows(violation, live)
 
     def check_sent(self, requests: Sequence[Any]) -> Violation | None:
@@ -157,22 +159,27 @@ class Committing:
         return None
 
     def _check_tokens(self, requests: Sequence[Any]) -> Violation | None:
-        """Each request's output ends with the tokens that it was given. They are checked once.
+        """Each request's output has the tokens that it was given. They are checked once.
 
-        One that has ended may have had its last token replaced, if it was no word of the
-        vocabulary, and may have been cut.
+        A request that has ended may have less: a turn of a session is cut at its end, and one that
+        was to return a sampling mask may be given nothing. SGLang also replaces a token that is no
+        word of the vocabulary, and ends the request with it.
         """
         given, self._given = self._given, []
         where = {id(r): i for i, r in enumerate(requests)}
-        for request, tokens in zip(self._requests, given, strict=len(given) > 0):
+        for request, (start, tokens) in zip(self._requests, given, strict=len(given) > 0):
             row = where.get(id(request), -1)
-            if row < 0 or not goes_on(request) or not len(tokens):
+            if row < 0 or request.is_retracted:
                 continue
-            got = list(request.output_ids[-len(tokens) :])
-            if got != list(tokens):
+            got = list(request.output_ids[start : start + len(tokens)])
+            made = list(tokens[: len(got)])
+            if not goes_on(request):
+                pairs = zip(made, got, strict=True)
+                got = [m if no_token(request, m) else g for m, g in pairs]
+            if got != made:
                 rows = Rows([str(request.rid)], (0,))
-                made, taken = (h.KEPT, list(tokens)), (h.OUTPUT, got)
-                return at_rows(rows.check(SAMPLED, made, taken, len(tokens)), [row])
+                found = rows.check(SAMPLED, (h.KEPT, made), (h.OUTPUT, got), len(made))
+                return at_rows(found, [row])
         return None
 
     def _check_cut(self, requests: Sequence[Any]) -> Violation | None:

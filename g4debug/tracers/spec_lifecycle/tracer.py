@@ -59,13 +59,15 @@ from g4debug.tracers.spec_lifecycle.token_commit import Committing
 # Values that were read on GPUs, too, in all releases in which this tracer was run there.
 RUN_ON_GPU = (h.INDICES, h.LENS, h.BONUS, h.NEW_LENS)
 ON_GPU = (
-    "on a GPU the rest was run with one load of 0.5.15.post1 only, so a finding could be false; "
-    "G4DEBUG_MODE=log reports only, and G4DEBUG_NOT_RUN_ON_THIS_RELEASE=1 takes that risk"
+    "on a GPU the rest was run with greedy requests only, and never with a temperature or a "
+    "grammar, so a finding could be false; G4DEBUG_MODE=log reports only, and "
+    "G4DEBUG_NOT_RUN_ON_THIS_RELEASE=1 takes that risk"
 )
 # Without these less is judged.
 OPTIONAL = ("result.resolve", "verify.sample", "verify.kernel", "draft.tree")
 Hook = Callable[..., Any]
 Hooked = tuple[str, Hook | None, Hook | None]
+VERIFIES = "verifies"  # one in each step of a draft
 ANOTHER_OBJECT = Violation("wrong-type", "the draft-input that this step made", "another object")
 
 
@@ -131,9 +133,13 @@ class SpecLifecycle:
             ("scheduler.init", None, self.after_scheduler_init),
         )
 
-    def rests(self) -> str:
+    def rests(self, mode: str) -> str:
         """Why a step may have nothing to check."""
-        return "" if self.judging else "a limit has said that only some hand-overs are checked"
+        if self.sampled.skips:
+            return "beams, and batches that prefill and decode at once, are not followed"
+        if self.judging or self.sampled.judging or self.inputs.judging:
+            return ""
+        return "a limit has said that only some hand-overs are checked"
 
     def install(self) -> None:
         self.context.status.rests = self.rests
@@ -508,6 +514,7 @@ class SpecLifecycle:
     def _judge_verified(self, batch: Any, step: PendingStep, result: Any) -> None:
         """The result of a verify: what the requests get, and what the next step begins with."""
         hidden = result.logits_output.hidden_states
+        self.context.checked(1, VERIFIES)
         self.log.judge(
             "worker.verify",
             batch,
@@ -800,9 +807,10 @@ def not_run(adapter: speculation.Adapter, on_cpu: bool) -> str:
 def follows_values(settings: Any) -> bool:
     """True if the values that a step hands on are compared.
 
-    On a GPU this was run with one load of one release only. A tensor that is read there at another
-    time than here would make a false finding. So on a GPU values are compared only in mode ``log``,
-    which only reports them, or if G4DEBUG_NOT_RUN_ON_THIS_RELEASE asks for it.
+    On a GPU this was run with greedy requests only. What a verify that samples hands on comes from
+    other kernels there than on the CPU engine, and if g4debug has a wrong idea of it, a finding is
+    false. So on a GPU values are compared only in mode ``log``, which only reports them, or if
+    G4DEBUG_NOT_RUN_ON_THIS_RELEASE asks for it.
     """
     if settings.cpu or not torch.cuda.is_available():
         return True
@@ -857,4 +865,5 @@ TRACER = Tracer(
     id="spec-lifecycle",
     title="batch.spec_info is what the next hand-over needs, and accepted tokens count once",
     install=install,
+    steady=(VERIFIES,),
 )

@@ -313,7 +313,11 @@ def test_what_was_handed_out_before_it_was_compared_is_no_finding(ahead, monkeyp
     watched.handed_out(pages[:1], watched.hand_outs - 1)
     watched.handed_out(pages[:2], watched.hand_outs)
     told = []
-    monkeypatch.setattr(it.tracer, "_report", lambda of, pool, look, i, *_: told.append(i))
+
+    def report(kind, page, describe, pool, look, i, *_):
+        told.append(i)
+
+    monkeypatch.setattr(it.tracer, "_report", report)
     enter(np.ones((2, 3), dtype=np.int64))
     assert told == [1, 2]
     assert not watched.looks

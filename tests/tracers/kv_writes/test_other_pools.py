@@ -152,14 +152,19 @@ def test_of_a_layer_whose_write_is_not_seen_it_is_told(it):
         it.attention(write=False)
     assert it.counted() == 0
     assert it.limits() == ["some writes in decode forwards are not judged"]
-    assert it.tracer.rests()
+    assert it.tracer.rests("DECODE")
+    assert not it.tracer.rests("EXTEND"), "nothing was said of prefills: a blind one is to be told"
 
 
-def test_a_pool_that_is_not_known_is_told_of(it):
+@pytest.mark.parametrize("hooked", [True, False])
+def test_a_pool_that_is_not_known_is_told_of(it, hooked):
     it.inner.__class__ = type("PackedPool", (type(it.inner),), {})
-    it.attention()
+    it.tracer._prepare(it.inner)
+    it.attention(write=hooked)
     assert it.counted() == 0
     assert it.limits() == ["writes into a PackedPool are not judged"]
+    assert it.tracer.rests("DECODE")
+    assert not it.tracer.rests("EXTEND")
 
 
 def test_a_failure_of_ours_is_said_as_what_it_is_and_ends_no_forward(it, monkeypatch):

@@ -7,6 +7,7 @@ with is tested in tests/gpu/test_forward_snapshots_gpu.py.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import itertools
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ import pytest
 import torch
 from releases import Request
 from served_rows import release, row_of
-from writing import Writing, put
+from writing import Writing, put, swa_loc
 
 from g4debug import plugin
 from g4debug.trapping.trap import TrapError
@@ -138,3 +139,48 @@ def test_a_forward_that_the_scheduler_did_not_launch_is_checked_for_ranges(it):
     put(0, it.right("c", 30))(batch)
     it.write(batch, it.full_layers())
     assert all(x.truth is None for x in it.tracer.checks.values())
+
+
+WHOLE = "ForwardBatch.out_cache_loc does not agree with"
+SLIDING = "the sliding layers' locations do not agree with"
+NOT_KNOWN = "whether ForwardBatch.out_cache_loc was wrong already"
+
+
+@pytest.mark.parametrize("spoilt", ["out_cache_loc", "the sliding layers'"])
+@pytest.mark.parametrize("captured", [False, True])
+def test_which_of_the_two_locations_is_wrong(it, spoilt, captured, monkeypatch):
+    """Those of sliding layers are made of ``out_cache_loc``, and may be wrong with it or alone.
+
+    When the finding is described, the batch has the next forward's. Of a forward in a CUDA graph
+    the locations are not kept, so there it is not known.
+    """
+    launched = it.launch()
+    wrong, mapping = it.right("c", 30), it.rig.allocator.full_to_swa_index_mapping
+    if spoilt == "out_cache_loc":
+        put(0, wrong)(launched.batch)
+    if spoilt != "out_cache_loc" or swa_loc(it) is not None:
+        swa_loc(it)[0] = mapping[wrong]
+    confirmed = it.tracer._confirmed
+
+    def later(checked, seen):
+        launched.batch.out_cache_loc = launched.batch.out_cache_loc + 1  # the next token's
+        if captured:
+            checked = dataclasses.replace(checked, full=None)
+        monkeypatch.setattr(it.tracer, "describe", lambda _, *of: describe(checked, *of))
+        return confirmed(checked, seen)
+
+    describe = it.tracer.describe
+    monkeypatch.setattr(it.tracer, "_confirmed", later)
+    with pytest.raises(TrapError) as error:
+        it.write(launched.batch, it.sliding_layers())
+    cause = error.value.finding.cause
+    if captured:
+        assert SLIDING in cause
+        assert NOT_KNOWN in cause
+    elif spoilt == "out_cache_loc":
+        assert WHOLE in cause
+        assert f"it has slot {wrong} of the full pool" in cause
+        assert "the sliding layers' location was made from it" in cause
+    else:
+        assert SLIDING in cause
+        assert NOT_KNOWN not in cause

@@ -66,7 +66,7 @@ def serving(arm):
 @pytest.mark.parametrize("wrong", WRONG)
 def test_it_is_told(serving, mode, cache, column, wrong, caplog):
     if cache == "lent one page" and column == 0 and wrong is anothers_of_the_same_column:
-        pytest.skip("documented under 'cannot see': a page that the cache lent, for another's")
+        pytest.skip("prefix-cache tells it: lent-row, in tests/tracers/prefix_cache")
     it, _ = serving(cache)
     wrong(it, column)
     with pytest.raises(TrapError) as error:

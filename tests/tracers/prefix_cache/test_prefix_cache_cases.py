@@ -45,6 +45,7 @@ ROWS = {
     "row_swapped": "misplaced",
     "row_slots": "not-in-order",
     "row_zero": "no-page",
+    "row_outside": "no-page",
     "chunk_not_admitted": "beyond",
     "committed_too_long": "beyond",
     "protected_negative": "protected",
@@ -133,6 +134,10 @@ def test_what_the_prefix_cache_gets_and_gives(told, case):
         pytest.skip("the nodes are not in Python")
     kind = {**NODES, **ROWS}[case]
     found = told[case]
+    if case == "row_outside" and told["server"] == "late":
+        # The slots reach the host behind SGLang's own look-up of them, which ends the process.
+        assert "IndexError" in found["died"], found
+        return
     assert found.get("check") == "prefix-cache", found
     assert found["kind"] in SAME.get(kind, {kind}), found
     assert found["cause"]

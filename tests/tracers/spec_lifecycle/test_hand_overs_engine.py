@@ -37,7 +37,8 @@ SERVERS = {
     "mtp without overlap": {"disable_overlap_schedule": True},
     "plain without overlap": {"mtp": False, "disable_overlap_schedule": True},
 }
-# Case -> kind, row, column, and how many steps after the one that ran it is told. With overlap the
+# Case -> kind, row, column (None: of whoever ends first), and how many steps after the one that ran
+# it is told. With overlap the
 # result on the host is that of the step before.
 VERIFY = {
     "draft-bonus": ("verify-input", 1, 0, 0),
@@ -77,6 +78,7 @@ ON_THE_HOST = {
     "host-lens": ("verify-result", 1, -1, -1),
     "kept-rows": ("sampled-token", 0, 0, -1),
     "output-one": ("sampled-token", 1, -1, 0),
+    "output-end": ("sampled-token", None, None, 0),
     "output-rows": ("sampled-token", 0, -1, 0),
     "committed": ("bookkeeping", 1, -1, -1),
     "committed-after": ("bookkeeping", 1, -1, 0),
@@ -119,6 +121,7 @@ PLAIN = {
     "map-one": ("sampled-token", 1, -1, 1),
     "host-one": ("sampled-token", 1, -1, -1),
     "output-one": ("sampled-token", 1, -1, 0),
+    "output-end": ("sampled-token", None, None, 0),
     "output-rows": ("sampled-token", 0, -1, 0),
     "committed": ("bookkeeping", 1, -1, 0),
     "committed-after": ("bookkeeping", 1, -1, 1),
@@ -130,7 +133,7 @@ def at_once(cases: dict, *names: str) -> dict:
     return {n: (*c[:3], c[3] + 1) if n in names else c for n, c in cases.items()}
 
 
-LATE = ("host-one", "host-lens", "kept-rows", "output-one", "output-rows")
+LATE = ("host-one", "host-lens", "kept-rows", "output-one", "output-end", "output-rows")
 CASES = {
     "mtp": VERIFY | ON_THE_HOST | IN_THE_MAP | GIVEN | {"map-far": ("bonus-token", 1, -1, 1)},
     "plain": PLAIN | GIVEN | {"host-rows": ("sampled-token", 0, -1, 0)},
@@ -196,8 +199,9 @@ def test_what_is_changed_on_its_way_is_told(ran, server, case):
     kind, row, column, later = CASES[server][case]
     assert finding is not None, "nothing was told"
     assert (finding["check"], finding["kind"]) == ("spec-lifecycle", kind), finding["headline"]
-    assert (finding["row"], finding["column"]) == (row, column), finding["headline"]
-    assert finding["request"] == report["rids"][row]
+    if row is not None:
+        assert (finding["row"], finding["column"]) == (row, column), finding["headline"]
+    assert finding["request"] == report["rids"][finding["row"]]
     assert finding["step"] - report["fired"] == later
     if case.endswith(("rows", "-hidden", "map-tokens", "map-lengths")) and row == 0:
         assert f"request {report['rids'][1]} (row 1)" in finding["got"] + finding["cause"]
