@@ -11,7 +11,7 @@ from typing import Any
 from harness.tracers import RECORDS
 
 from suites.fuzz.corruption import Corruption
-from suites.fuzz.strike import AHEAD, MIDDLE, UNFINISHED
+from suites.fuzz.strike import AHEAD, MIDDLE, UNFINISHED, WHOLE
 
 TOLD, LATE, HARMLESS, LISTED, MISSED = "told", "late", "harmless", "listed", "missed"
 DISARMED, FALSE, NOTHING, BROKEN = "disarmed", "false", "nothing", "broken"
@@ -22,7 +22,9 @@ TRACERS = Path(__file__).resolve().parents[3] / "docs" / "tracers.md"
 # says that a change there cannot be seen. If the page does not say it, it is missed.
 CANNOT_SEE: Mapping[str, str] = {
     UNFINISHED: "changes to the last, unfinished page of a request are not seen",
+    WHOLE: "Two pages of the mapping that are swapped as a whole leave SGLang's structures",
 }
+DOUBT = "ledger: a page in doubt "  # the begin of what the ledger says of pages that it doubts
 SOON = 1  # steps in which a corruption must be told: its own, and with overlap the next
 
 
@@ -36,6 +38,7 @@ SLOW: Mapping[tuple[str, str], str] = {
     ("row", AHEAD): _WRITTEN,
     ("mapping", MIDDLE): _PAGES,
     ("mapping", AHEAD): _WRITTEN,
+    ("free_list", ""): "nothing reads it before the page is handed out",
     ("protected", ""): "it is read when the request gives its row to the prefix cache",
 }
 
@@ -80,7 +83,8 @@ def grade(
         if got.get("error"):  # nothing struck, and it ended all the same
             return Grade(BROKEN, f"without a corruption it ends: {got['error']}")
         return Grade(NOTHING, "there was nothing of that kind at that moment")
-    if new:
+    said = sentence(fired.get("note", ""), page or TRACERS.read_text())
+    if new and not (said and all(x.startswith(DOUBT) for x in new)):
         return Grade(DISARMED, "; ".join(new))
     every = told(got)
     for check, headline, step in every:
@@ -92,7 +96,6 @@ def grade(
         return Grade(MISSED, f"only the {check} says something: {headline}", check)
     if got.get("tokens") == plain.get("tokens"):
         return Grade(HARMLESS, "the same tokens")
-    said = sentence(fired.get("note", ""), page or TRACERS.read_text())
     if said:
         return Grade(LISTED, said)
     tokens, right = got.get("tokens", {}), plain.get("tokens", {})
@@ -113,7 +116,7 @@ def soon(case: Corruption, fired: Mapping[str, Any], grade: Grade) -> Grade:
     """The grade of what was told: LATE if it was told later than it must be."""
     if grade.late <= SOON:
         return grade
-    why = SLOW.get((case.what, fired.get("note", "")))
+    why = SLOW.get((case.what, fired.get("note", ""))) or SLOW.get((case.what, ""))
     if why is None or grade.late > LIFE:
         return replace(grade, verdict=LATE)
     return replace(grade, allowed=why)

@@ -41,6 +41,7 @@ FAR = 1 << 20  # further than any pool, row, length or vocabulary of the toy mod
 UNFINISHED = "in the last, unfinished page of a request"
 MIDDLE = "not at the begin of a page, where page tables are read"
 AHEAD = "of a token that is not computed yet"
+WHOLE = "whole pages of the mapping"
 
 CACHES = (
     "unified_radix_cache.UnifiedRadixCache",
@@ -54,8 +55,8 @@ class Place:
     """One number that can be changed.
 
     tensor, index: it is ``tensor[index]``. values: its wrong values, by the names in ``TO``. words:
-    its name. put: changes it, if it cannot be changed in place. note: UNFINISHED, MIDDLE, AHEAD
-    or ''.
+    its name. put: changes it, if it cannot be changed in place. note: UNFINISHED, MIDDLE, AHEAD,
+    WHOLE or ''.
     """
 
     tensor: torch.Tensor
@@ -78,6 +79,7 @@ class Row:
     unit: int
     words: str
     put: Callable[[torch.Tensor], None] | None = None
+    note: str = ""
 
 
 @dataclass
@@ -192,7 +194,7 @@ class Strike:
             return None
         row, value = found
         words = f"{row.words}: {len(value) // row.unit} pages, rotated by one"
-        return Change(row.tensor, row.index, value, words, row.put)
+        return Change(row.tensor, row.index, value, words, row.put, row.note)
 
     def _wanted(self, place: Place) -> int | None:
         """The value that was drawn; None if there is none here that differs."""
@@ -304,7 +306,8 @@ class Strike:
             slots = self.table[row, : length // self.page * self.page].long()
             slots = slots[mapping[slots] > 0]
             slots = slots[: len(slots) // self.page * self.page]
-            yield Row(mapping, slots, self.page, f"mapping of the slots of {request.rid}")
+            words = f"mapping of the slots of {request.rid}"
+            yield Row(mapping, slots, self.page, words, note=WHOLE)
 
     def _table(self, backend: Any = None, batch: Any = None, **of: Any) -> Iterator[Place]:
         made = getattr(backend, "forward_metadata", None)
