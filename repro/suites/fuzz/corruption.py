@@ -50,13 +50,22 @@ TO: Mapping[str, str] = MappingProxyType(
 )
 FORMS = 10_001  # the first seed that may swap or rotate
 VALUE, SWAP, ROTATE = "value", "swap", "rotate"
-# What can have each form: a single number has no other to be swapped with, the order of a free list
-# means nothing, and what has an element for each request has no pages.
+# The pages that can be rotated, for people. What has an element for each request has no pages.
+PAGES: Mapping[str, str] = MappingProxyType(
+    {
+        "mapping": "the pages of a request in full_to_swa_index_mapping",
+        "row": "the pages of a row of req_to_token",
+        "table": "the pages of a row of what attention is handed",
+        "node": "the pages of a prefix that the cache holds",
+    }
+)
+# What can have each form. A single number has no other to be swapped with, and the order of a free
+# list means nothing.
 FORM: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         VALUE: tuple(WHAT),
         SWAP: tuple(what for what in WHAT if what not in ("free_list", "protected")),
-        ROTATE: ("mapping", "row", "table", "node"),
+        ROTATE: tuple(PAGES),
     }
 )
 # The values that a structure cannot get, because it has no such value.
@@ -95,9 +104,12 @@ class Corruption:
     @property
     def words(self) -> str:
         when = f"from step {self.step} on" + (f", {self.mode}" if self.mode else "")
-        done = {SWAP: "swapped with another", ROTATE: "and its row's pages are rotated by one"}
-        how = f":= {TO[self.to]}" if self.form == VALUE else done[self.form]
-        return f"{WHAT[self.what][0]} {how} ({self.moment}, {self.pool}, {when})"
+        done = f"{WHAT[self.what][0]} := {TO.get(self.to, '')}"
+        if self.form == SWAP:
+            done = f"{WHAT[self.what][0]}, swapped with another"
+        if self.form == ROTATE:
+            done = f"{PAGES[self.what]}, rotated by one"
+        return f"{done} ({self.moment}, {self.pool}, {when})"
 
 
 def draw(seed: int, mtp: bool) -> Corruption:
