@@ -127,11 +127,12 @@ def tell(
 
 
 def table(cases: Sequence[Case]) -> Table:
-    """One row for each structure."""
-    made = Table("corrupted", *VERDICTS)
+    """One row for each structure, and a column for each verdict that occurs."""
+    columns = [v for v in VERDICTS if any(it.grade.verdict == v for it in cases)]
+    made = Table("corrupted", *columns)
     for what in sorted({it.corruption.what for it in cases}):
         count = Counter(it.grade.verdict for it in cases if it.corruption.what == what)
-        made.add_row(what, *(str(count[v] or "") for v in VERDICTS))
+        made.add_row(what, *(str(count[v] or "") for v in columns))
     return made
 
 
