@@ -262,6 +262,31 @@ def test_a_strike_belongs_to_the_step_that_feels_it_first(server):
     assert strike_at(server(what="row", to="zero", moment="plan"), "plan")["step"] == 2
 
 
+@pytest.mark.parametrize(("form", "to"), [("value", "zero"), ("swap", ""), ("rotate", "")])
+def test_a_request_that_waits_feels_a_strike_when_it_runs_again(server, form, to):
+    strike = server(what="row", form=form, to=to)
+    a, b = strike.batch.reqs
+    clock = SimpleNamespace(step=2)
+    strike.step = strike.coming = lambda: clock.step
+    assert strike_at_with(strike, [b])["step"] == 2
+    for clock.step, running in ((3, [b]), (5, [b, a]), (6, [a])):
+        strike_at_with(strike, running)
+    assert strike.fired["step"] == 5
+
+
+def test_a_request_that_runs_feels_a_strike_at_once(server):
+    strike = server(what="row", to="zero")
+    assert strike_at_with(strike, strike.batch.reqs)["step"] == 2
+    strike.coming = lambda: 9
+    assert strike_at_with(strike, strike.batch.reqs)["step"] == 2
+
+
+def strike_at_with(strike, running):
+    strike.at("step", "DECODE", batch=SimpleNamespace(reqs=running))
+    assert strike.failed == ""
+    return strike.fired
+
+
 PLAIN = {"tokens": {"a": [1, 2]}, "disarmed": ["spec-lifecycle is off: nothing to check"]}
 FIRED = {"fired": {"step": 6, "note": ""}, "tokens": PLAIN["tokens"], "disarmed": PLAIN["disarmed"]}
 FINDING = {"check": "page-table", "kind": "stale", "step": 7, "headline": "g4debug: page-table"}

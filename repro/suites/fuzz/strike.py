@@ -56,7 +56,7 @@ class Place:
 
     tensor, index: it is ``tensor[index]``. values: its wrong values, by the names in ``TO``. words:
     its name. put: changes it, if it cannot be changed in place. note: UNFINISHED, MIDDLE, AHEAD,
-    WHOLE or ''.
+    WHOLE or ''. rid: the request that it is read for, '' if it is not known.
     """
 
     tensor: torch.Tensor
@@ -65,6 +65,7 @@ class Place:
     words: str
     put: Callable[[torch.Tensor], None] | None = None
     note: str = ""
+    rid: str = ""
 
 
 @dataclass
@@ -80,11 +81,12 @@ class Row:
     words: str
     put: Callable[[torch.Tensor], None] | None = None
     note: str = ""
+    rid: str = ""
 
 
 @dataclass
 class Change:
-    """``tensor[index]`` becomes ``value``. The rest as in Place."""
+    """``tensor[index]`` becomes ``value``. rids: the requests. The rest as in Place."""
 
     tensor: torch.Tensor
     index: Any
@@ -92,10 +94,12 @@ class Change:
     words: str
     put: Callable[[torch.Tensor], None] | None = None
     note: str = ""
+    rids: tuple[str, ...] = ()
 
 
 class Strike:
-    """fired: the change that was made, None before it.
+    """fired: the change that was made, None before it. Its step is the first one that can feel it:
+    if it is known for which request it is read, the first from then on with that request.
 
     step: returns the step since the begin. coming: the same, and the next one while that is being
     prepared.
@@ -116,6 +120,7 @@ class Strike:
         self.failed = ""  # why this cannot strike, a mistake of ours
         self.on_fire: Callable[[dict[str, Any]], None] = lambda fired: None
         self.requests: dict[str, Any] = {}  # by rid: all that were in a batch
+        self.waits_for: tuple[str, ...] = ()  # no step since the change had one of these requests
         self.computed: dict[str, int] = {}  # by rid: tokens whose KV was there after its last step
 
     def at(self, moment: str, mode: str = "", **of: Any) -> None:
@@ -126,6 +131,7 @@ class Strike:
             for request in getattr(of.get("batch"), "reqs", None) or ():
                 now = getattr(req_kv.holder(request, req_kv.COMMITTED), req_kv.COMMITTED, 0)
                 self.computed[str(request.rid)] = int(now)
+        self._felt(moment, of.get("batch"))
         try:
             self._strike(moment, mode, **of)
         except Exception as e:  # a mistake in here is no bug of SGLang's
@@ -151,7 +157,16 @@ class Strike:
         # What is done before a batch is chosen belongs to that batch's step.
         step = self.step() + 1 if moment in (PLAN, MATCH) else self.coming()
         self.fired = {"step": step, "mode": mode, "words": change.words, "note": change.note}
+        self.waits_for = change.rids
+        self._felt(moment, of.get("batch"))
         self.on_fire(self.fired)
+
+    def _felt(self, moment: str, batch: Any) -> None:
+        """Note the first step that can feel the change."""
+        if self.fired is None or moment != STEP or not self.waits_for:
+            return
+        if {str(r.rid) for r in getattr(batch, "reqs", None) or ()} & {*self.waits_for}:
+            self.fired["step"], self.waits_for = self.coming(), ()
 
     def _places(self, **of: Any) -> Iterator[Place]:
         found: Iterator[Place] = getattr(self, f"_{self.case.what}")(**of)
@@ -164,7 +179,8 @@ class Strike:
             return None
         old, new = place.tensor[place.index].item(), self._wanted(place)
         words = f"{place.words}: {old} -> {new}"
-        return Change(place.tensor, place.index, new, words, place.put, place.note)
+        rids = (place.rid,) if place.rid else ()
+        return Change(place.tensor, place.index, new, words, place.put, place.note, rids)
 
     def _two(self, **of: Any) -> Change | None:
         """Two numbers, swapped."""
@@ -181,7 +197,8 @@ class Strike:
         index = tuple(torch.tensor(both) for both in zip(p.index, q.index, strict=True))
         value = p.tensor[index].flip(0)
         words = f"{p.words}: {old} -> {new}, {q.words}: {new} -> {old}"
-        return Change(p.tensor, index, value, words, p.put, p.note if p.note == q.note else "")
+        note, rids = p.note if p.note == q.note else "", (p.rid, q.rid) if p.rid and q.rid else ()
+        return Change(p.tensor, index, value, words, p.put, note, rids)
 
     def _rotated(self, **of: Any) -> Change | None:
         """The pages of a row, each in the place of the one before it."""
@@ -194,7 +211,8 @@ class Strike:
             return None
         row, value = found
         words = f"{row.words}: {len(value) // row.unit} pages, rotated by one"
-        return Change(row.tensor, row.index, value, words, row.put, row.note)
+        rids = (row.rid,) if row.rid else ()
+        return Change(row.tensor, row.index, value, words, row.put, row.note, rids)
 
     def _wanted(self, place: Place) -> int | None:
         """The value that was drawn; None if there is none here that differs."""
@@ -281,12 +299,14 @@ class Strike:
             for at in self.positions_of(length):
                 words = f"req_to_token[{row}, {at}] of {request.rid}"
                 values = self.values(row, at, "full")
-                yield Place(self.table, (row, at), values, words, note=self.read_later(request, at))
+                note, rid = self.read_later(request, at), str(request.rid)
+                yield Place(self.table, (row, at), values, words, note=note, rid=rid)
 
     def _row_pages(self, **of: Any) -> Iterator[Row]:
         for request, row, length in self.live():
             words = f"req_to_token[{row}] of {request.rid}"
-            yield Row(self.table, (row, slice(length // self.page * self.page)), self.page, words)
+            whole = slice(length // self.page * self.page)
+            yield Row(self.table, (row, whole), self.page, words, rid=str(request.rid))
 
     def _mapping(self, **of: Any) -> Iterator[Place]:
         mapping = getattr(self.allocator, "full_to_swa_index_mapping", None)
@@ -298,7 +318,8 @@ class Strike:
             if int(mapping[slot]) > 0:  # behind the window there is none
                 words = f"mapping[{slot}], token {at} of {request.rid}"
                 values = self.values(row, at, "swa")
-                yield Place(mapping, (slot,), values, words, note=self.read_later(request, at))
+                note, rid = self.read_later(request, at), str(request.rid)
+                yield Place(mapping, (slot,), values, words, note=note, rid=rid)
 
     def _mapping_pages(self, **of: Any) -> Iterator[Row]:
         mapping: Any = getattr(self.allocator, "full_to_swa_index_mapping", None)
@@ -307,7 +328,7 @@ class Strike:
             slots = slots[mapping[slots] > 0]
             slots = slots[: len(slots) // self.page * self.page]
             words = f"mapping of the slots of {request.rid}"
-            yield Row(mapping, slots, self.page, words, note=WHOLE)
+            yield Row(mapping, slots, self.page, words, note=WHOLE, rid=str(request.rid))
 
     def _table(self, backend: Any = None, batch: Any = None, **of: Any) -> Iterator[Place]:
         made = getattr(backend, "forward_metadata", None)
@@ -486,7 +507,8 @@ class Strike:
                 values = {"other": int(tensor[live[0][1]]), "own": 5, "freed": 7}
                 # To be swapped with, there must be a second one.
                 for request, row, _ in live if self.case.form == SWAP else (self.one() or live[0],):
-                    yield Place(tensor, (row,), values, f"{name}[{row}] of {request.rid}")
+                    words = f"{name}[{row}] of {request.rid}"
+                    yield Place(tensor, (row,), values, words, rid=str(request.rid))
 
     def _kv(self, **of: Any) -> Iterator[Place]:
         if (one := self.one()) is None:
