@@ -12,12 +12,14 @@ With ``--corrupt`` it is the other way round: a seed draws what is corrupted in 
 when and to which value, and the tracers must tell it. The corruption is made inside of all hooks,
 in a fork of a warmed scheduler, and the answers are compared with those of a fork that nothing
 struck.
-Bad is what is missed (other answers, or an end of SGLang's own, and silence), what disarms a
-tracer, and what is false. Each case is a line of ``cases.jsonl`` in the folder.
+Bad is what is missed (other answers, or an end of SGLang's own, and silence), what is told late,
+what disarms a tracer, and what is false. Each case is a line of ``cases.jsonl`` in the folder.
 
 With ``--narrow`` the servers' SWA pools are smaller than two chunks, and half of them run without
 the fixes, so that some of them stand. Bad is a request that stands and is not told as ``hang`` or
 ``starved``, and a server that is accused although each request got its answer.
+
+With ``--out FILE`` the result is written as a page, too.
 
 With ``--model any`` the model is drawn by the seed, too.
 
@@ -38,7 +40,7 @@ from harness.replays import replayed
 from harness.tracers import accuses
 from harness.verdicts import not_completed
 from rich.console import Console
-from suites.fuzz import corrupt, narrow
+from suites.fuzz import corrupt, narrow, page
 from suites.fuzz.draw import Shape, draw, model_of
 from suites.healthy.run import FAILED, checked_of, counts, launch
 
@@ -62,25 +64,31 @@ GOOD, BAD, NOTHING = "good", "bad", "proves nothing"
 def main() -> int:
     parser = Parser(__doc__)
     parser.model(ANY)
-    parser.number("--first", "the seed of the first server", 1, "SEED")
+    what = f"the seed of the first server (default: 1; with --corrupt {corrupt.FIRST})"
+    parser.add_argument("--first", type=int, metavar="SEED", help=what)
     parser.number("--servers", "how many servers", SERVERS, type=at_least(1))
     what = "strike healthy servers, and look if the tracers tell it"
     parser.add_argument("--corrupt", action="store_true", help=what)
     what = "servers that may stand, and look if the flight recorder tells it"
     parser.add_argument("--narrow", action="store_true", help=what)
     parser.number("--runs", "how many corruptions", corrupt.RUNS, type=at_least(1))
+    parser.out("write the result as a page, too (docs/fuzz-RELEASE.md is one of --corrupt)")
     parser.results("keep logs and dumps here")
     args = parser.parse_args()
     if args.model != DEFAULT and (args.corrupt or args.narrow):
         parser.error(f"--model {args.model}: --corrupt and --narrow are for {DEFAULT} only")
     console = Console(highlight=False)
+    first = args.first
+    if first is None:
+        first = corrupt.FIRST if args.corrupt else 1
     if args.corrupt:
         with logs("fuzz", console, "Logs and dumps are in:", given=args.results) as kept:
-            kept.good = corrupt.run(console, args.first, args.runs, kept.folder)
+            kept.good = corrupt.run(console, first, args.runs, kept.folder, args.out)
         return kept.status
+    seeds, every = range(first, first + args.servers), list[page.Server]()
     found = {GOOD: 0, BAD: 0, NOTHING: 0}
     with logs("fuzz", console, "Logs and dumps are in:", given=args.results) as kept:
-        for seed in range(args.first, args.first + args.servers):
+        for seed in seeds:
             folder = kept.folder / str(seed)
             if args.narrow:
                 good, text, seconds = narrow.one(seed, folder)
@@ -90,8 +98,12 @@ def main() -> int:
                 verdict, text, seconds = one(seed, folder, model)
                 title = draw(seed, model).words
             found[verdict] += 1
+            every.append(page.Server(seed, title, verdict, text))
             render.block(console, Block(str(seed), verdict != BAD, text, title, seconds))
         render.say(console, ", ".join(f"{n} {verdict}" for verdict, n in found.items()) + ".")
+        if args.out:
+            page.servers(args.out, "--narrow" if args.narrow else "", seeds, every)
+            render.for_copying(console, "The page is in:", str(args.out))
         kept.good = found[GOOD] > 0 and not found[BAD]
     return kept.status
 

@@ -172,3 +172,25 @@ def test_the_exit_code(fuzz, servers, monkeypatch, tmp_path, capsys, armed, bare
     assert said in capsys.readouterr().out
     assert started == runs
     assert len(list(tmp_path.glob("*/dumps/*.pt"))) == (2 if armed == "finding" else 0)
+
+
+def test_the_result_is_written_as_a_page_when_asked(fuzz, servers, monkeypatch, tmp_path):
+    servers("hangs", "completes")
+    out = tmp_path / "page.md"
+    words = ["fuzz.py", "--first", "5", "--servers", "2", "--out", str(out)]
+    monkeypatch.setattr("sys.argv", [*words, "--results", str(tmp_path)])
+    assert fuzz.main() == 1
+    text = out.read_text()
+    assert "the seeds 5 to 6," in text
+    assert "2 bad." in text
+    assert text.count("Without tracers it completes. |") == 2
+
+
+@pytest.mark.parametrize(("words", "first"), [([], 10_001), (["--first", "7"], 7)])
+def test_corruptions_begin_where_all_forms_are_drawn(fuzz, monkeypatch, tmp_path, words, first):
+    ran = []
+    monkeypatch.setattr(fuzz.corrupt, "run", lambda console, *given: ran.append(given) or True)
+    given = ["--corrupt", "--runs", "3", "--results", str(tmp_path), "--out", "x.md", *words]
+    monkeypatch.setattr("sys.argv", ["fuzz.py", *given])
+    assert fuzz.main() == 0
+    assert ran == [(first, 3, tmp_path, Path("x.md"))]

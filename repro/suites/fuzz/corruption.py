@@ -1,7 +1,9 @@
 """Draws one corruption of a healthy server: what, where, when and to which value.
 
-The same seed is the same corruption. A seed cannot know which requests will run and which pages
-they will have. These are drawn as a share, from 0 to 1, and chosen when it strikes.
+The same seed is the same corruption. A seed below FORMS gives one number another value. One from
+FORMS on may also swap two numbers, or rotate the pages of a row. A seed cannot know which requests
+will run and which pages they will have. These are drawn as a share, from 0 to 1, and chosen when it
+strikes.
 """
 
 from __future__ import annotations
@@ -46,6 +48,26 @@ TO: Mapping[str, str] = MappingProxyType(
         "next": "one more",
     }
 )
+FORMS = 10_001  # the first seed that may swap or rotate
+VALUE, SWAP, ROTATE = "value", "swap", "rotate"
+# The pages that can be rotated, for people. What has an element for each request has no pages.
+PAGES: Mapping[str, str] = MappingProxyType(
+    {
+        "mapping": "the pages of a request in full_to_swa_index_mapping",
+        "row": "the pages of a row of req_to_token",
+        "table": "the pages of a row of what attention is handed",
+        "node": "the pages of a prefix that the cache holds",
+    }
+)
+# What can have each form. A single number has no other to be swapped with, and the order of a free
+# list means nothing.
+FORM: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        VALUE: tuple(WHAT),
+        SWAP: tuple(what for what in WHAT if what not in ("free_list", "protected")),
+        ROTATE: tuple(PAGES),
+    }
+)
 # The values that a structure cannot get, because it has no such value.
 NO: Mapping[str, tuple[str, ...]] = MappingProxyType({"req_pool_indices": ("own",)})
 SPECULATIVE = ("draft_tokens", "accept_lens")
@@ -57,10 +79,13 @@ MODES = ("", "EXTEND", "DECODE")
 
 @dataclass(frozen=True)
 class Corruption:
-    """step: it strikes at the first chance from this step on, counted from the traffic's first.
+    """form: a value, a swap or a rotation. to: which value, '' for the other forms.
+
+    step: it strikes at the first chance from this step on, counted from the traffic's first.
 
     mode: only in a batch of this mode, '' for any. pool: full or swa, where there are two. request,
     place: which of them, as a share of how many there are. slot: in the page: first, middle, last.
+    other: with which one it is swapped, as a share, too.
     """
 
     seed: int
@@ -73,17 +98,28 @@ class Corruption:
     request: float
     place: float
     slot: str
+    form: str = VALUE
+    other: float = 0.0
 
     @property
     def words(self) -> str:
         when = f"from step {self.step} on" + (f", {self.mode}" if self.mode else "")
-        return f"{WHAT[self.what][0]} := {TO[self.to]} ({self.moment}, {self.pool}, {when})"
+        done = f"{WHAT[self.what][0]} := {TO.get(self.to, '')}"
+        if self.form == SWAP:
+            done = f"{WHAT[self.what][0]}, swapped with another"
+        if self.form == ROTATE:
+            done = f"{PAGES[self.what]}, rotated by one"
+        return f"{done} ({self.moment}, {self.pool}, {when})"
 
 
 def draw(seed: int, mtp: bool) -> Corruption:
     """The corruption of a seed. mtp: the server drafts; SPECULATIVE and VERIFY need that."""
+    # Dice of their own: what the seeds below FORMS draw stays as it is.
+    forms, form, other = random.Random(f"form {seed}"), VALUE, 0.0
+    if seed >= FORMS:
+        form, other = forms.choice(tuple(FORM)), forms.random()
     dice = random.Random(f"corruption {seed}")
-    what = dice.choice([name for name in WHAT if mtp or name not in SPECULATIVE])
+    what = dice.choice([name for name in FORM[form] if mtp or name not in SPECULATIVE])
     moment = dice.choice([m for m in WHAT[what][1] if mtp or m != VERIFY])
     # A mode is no help where a batch is not known yet, or where there is only one.
     modes = MODES if moment in (STEP, FORWARD, METADATA, RESULT) else ("",)
@@ -94,11 +130,13 @@ def draw(seed: int, mtp: bool) -> Corruption:
         seed=seed,
         what=what,
         moment=moment,
-        to=dice.choice([to for to in TO if to not in NO.get(what, ())]),
+        to="" if form != VALUE else dice.choice([to for to in TO if to not in NO.get(what, ())]),
         step=dice.randint(1, last),
         mode=mode,
         pool=dice.choice(("full", "swa")),
         request=dice.random(),
         place=dice.random(),
         slot=dice.choice(("first", "middle", "last")),
+        form=form,
+        other=other,
     )

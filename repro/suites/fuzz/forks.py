@@ -43,7 +43,8 @@ class Forks:
         self.name = ""  # of the case, in a fork
         self.script: list[Any] = []
         self.round = self.idle = self.first_step = 0
-        self.before: dict[tuple[str, str], int] = {}
+        # What was told and stopped nobody: check, kind, and the step in which it was seen.
+        self.told: list[tuple[str, str, int]] = []
 
     @property
     def scheduler(self) -> Any:
@@ -57,6 +58,22 @@ class Forks:
 
         assert plugin.in_force is not None, "every tracer is armed here"
         return plugin.in_force.recorder.step - self.first_step
+
+    def coming(self) -> int:
+        """The same, and the next step while that is being prepared."""
+        from g4debug import plugin
+
+        assert plugin.in_force is not None, "every tracer is armed here"
+        return plugin.in_force.recorder.event_step - self.first_step
+
+    def note_told(self) -> None:
+        from g4debug import plugin
+
+        assert plugin.in_force is not None, "every tracer is armed here"
+        known = {(check, kind) for check, kind, _ in self.told}
+        for check, kind in plugin.in_force.recorder.status.findings:
+            if (check, kind) not in known:
+                self.told.append((check, kind, self.coming()))
 
     # --- in the place of SGLang's functions ------------------------------------------------------
 
@@ -147,7 +164,7 @@ class Forks:
         case = draw(seed if seed is not None else 0, self.mtp)
         if seed is None:
             case = dataclasses.replace(case, step=1 << 30)  # never
-        self.strike = Strike(case, scheduler, self.step)
+        self.strike = Strike(case, scheduler, self.step, self.coming)
         # At once: a corruption may end the process without a word.
         fired = self.folder / f"{name}.fired"
 
@@ -159,6 +176,7 @@ class Forks:
     def receive(self) -> list[Any]:
         """The requests of this round. Ends the fork when all are served."""
         self.round += 1
+        self.note_told()
         scheduler = self.scheduler
         if self.script and (self.round - 1) % EVERY == 0:
             return [self.script.pop(0)]
@@ -179,6 +197,7 @@ class Forks:
             "steps": self.step(),
             "rounds": self.round,
         }
+        self.note_told()
         while error is not None and not isinstance(error, TrapError) and error.__context__:
             if isinstance(error.__context__, TrapError):
                 error = error.__context__
@@ -189,7 +208,8 @@ class Forks:
             found["finding"] = {
                 "check": finding.check,
                 "kind": finding.kind,
-                "step": finding.location.step - self.first_step,
+                # A finding may name an earlier step, which it belongs to: this is when it was told.
+                "step": max(finding.location.step - self.first_step, self.coming()),
                 "headline": finding.headline,
                 "cause": finding.cause,
                 "dump": str(error.path or ""),
@@ -197,7 +217,7 @@ class Forks:
         elif error is not None:
             found["error"] = f"{type(error).__name__}: {error}"[:500]
         status = plugin.in_force.recorder.status
-        found["findings"] = [[check, kind, n] for (check, kind), n in status.findings.items()]
+        found["findings"] = self.told
         found["failed"] = self.strike.failed
         found["disarmed"] = []
         for part in status.records():

@@ -9,9 +9,9 @@ from __future__ import annotations
 import functools
 import inspect
 import pkgutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -25,15 +25,23 @@ from suites.fuzz.corruption import (
     PLAN,
     PREFILLS,
     RESULT,
+    ROTATE,
     STEP,
+    SWAP,
+    VALUE,
     VERIFIED,
     VERIFY,
     Corruption,
 )
 
+T = TypeVar("T")
 MODE_OF = {"TARGET_VERIFY": "DECODE"}  # what a forward is called -> the mode of its batch
 FAR = 1 << 20  # further than any pool, row, length or vocabulary of the toy model
-
+# What the grader must know of a place: docs/tracers.md says what cannot be seen there, or not soon.
+UNFINISHED = "in the last, unfinished page of a request"
+MIDDLE = "not at the begin of a page, where page tables are read"
+AHEAD = "of a token that is not computed yet"
+WHOLE = "whole pages of the mapping"
 
 CACHES = (
     "unified_radix_cache.UnifiedRadixCache",
@@ -47,7 +55,8 @@ class Place:
     """One number that can be changed.
 
     tensor, index: it is ``tensor[index]``. values: its wrong values, by the names in ``TO``. words:
-    its name. put: changes it, if it cannot be changed in place.
+    its name. put: changes it, if it cannot be changed in place. note: UNFINISHED, MIDDLE, AHEAD,
+    WHOLE or ''. rid: the request that it is read for, '' if it is not known.
     """
 
     tensor: torch.Tensor
@@ -55,24 +64,74 @@ class Place:
     values: dict[str, int]
     words: str
     put: Callable[[torch.Tensor], None] | None = None
+    note: str = ""
+    rid: str = ""
+
+
+@dataclass
+class Row:
+    """The whole pages of a row, which can be rotated.
+
+    tensor, index: they are ``tensor[index]``. unit: elements of a page. The rest as in Place.
+    """
+
+    tensor: torch.Tensor
+    index: Any
+    unit: int
+    words: str
+    put: Callable[[torch.Tensor], None] | None = None
+    note: str = ""
+    rid: str = ""
+
+
+@dataclass
+class Change:
+    """``tensor[index]`` becomes ``value``. rids: the requests. The rest as in Place."""
+
+    tensor: torch.Tensor
+    index: Any
+    value: Any
+    words: str
+    put: Callable[[torch.Tensor], None] | None = None
+    note: str = ""
+    rids: tuple[str, ...] = ()
 
 
 class Strike:
-    """fired: the change that was made, None before it. step: returns the step since the begin."""
+    """fired: the change that was made, None before it. Its step is the first one that can feel it:
+    if it is known for which request it is read, the first from then on with that request.
 
-    def __init__(self, case: Corruption, scheduler: Any, step: Callable[[], int]) -> None:
+    step: returns the step since the begin. coming: the same, and the next one while that is being
+    prepared.
+    """
+
+    def __init__(
+        self,
+        case: Corruption,
+        scheduler: Any,
+        step: Callable[[], int],
+        coming: Callable[[], int] | None = None,
+    ) -> None:
         if case.what == "node" and nodes(scheduler.tree_cache) is None:
             case = replace(case, moment=MATCH, step=min(case.step, PREFILLS))
         self.case, self.scheduler, self.step = case, scheduler, step
+        self.coming = coming or step
         self.fired: dict[str, Any] | None = None
         self.failed = ""  # why this cannot strike, a mistake of ours
         self.on_fire: Callable[[dict[str, Any]], None] = lambda fired: None
         self.requests: dict[str, Any] = {}  # by rid: all that were in a batch
+        self.waits_for: tuple[str, ...] = ()  # no step since the change had one of these requests
+        self.computed: dict[str, int] = {}  # by rid: tokens whose KV was there after its last step
 
     def at(self, moment: str, mode: str = "", **of: Any) -> None:
         """SGLang is at this moment. of: the objects that its function has there."""
         for request in getattr(of.get("batch"), "reqs", None) or ():
             self.requests.setdefault(str(request.rid), request)
+        if moment == RESULT:
+            for request in getattr(of.get("batch"), "reqs", None) or ():
+                now = getattr(req_kv.holder(request, req_kv.COMMITTED), req_kv.COMMITTED, 0)
+                self.computed[str(request.rid)] = int(now)
+        self._felt(moment, of.get("batch"))
         try:
             self._strike(moment, mode, **of)
         except Exception as e:  # a mistake in here is no bug of SGLang's
@@ -86,20 +145,74 @@ class Strike:
             return
         if case.mode and mode and case.mode != MODE_OF.get(mode, mode):
             return
-        found = [p for p in getattr(self, f"_{case.what}")(**of) if self._wanted(p) is not None]
-        if not found:
+        change = {VALUE: self._one, SWAP: self._two, ROTATE: self._rotated}[case.form](**of)
+        if change is None:
             return
-        place = found[min(int(case.place * len(found)), len(found) - 1)]
-        old, new = place.tensor[place.index].item(), self._wanted(place)
-        if place.put is None:
-            place.tensor[place.index] = new
+        if change.put is None:
+            change.tensor[change.index] = change.value
         else:
-            changed = place.tensor.clone()
-            changed[place.index] = new
-            place.put(changed)
-        words = f"{place.words}: {old} -> {new}"
-        self.fired = {"step": self.step(), "mode": mode, "words": words}
+            changed = change.tensor.clone()
+            changed[change.index] = change.value
+            change.put(changed)
+        # What is done before a batch is chosen belongs to that batch's step.
+        step = self.step() + 1 if moment in (PLAN, MATCH) else self.coming()
+        self.fired = {"step": step, "mode": mode, "words": change.words, "note": change.note}
+        self.waits_for = change.rids
+        self._felt(moment, of.get("batch"))
         self.on_fire(self.fired)
+
+    def _felt(self, moment: str, batch: Any) -> None:
+        """Note the first step that can feel the change."""
+        if self.fired is None or moment != STEP or not self.waits_for:
+            return
+        if {str(r.rid) for r in getattr(batch, "reqs", None) or ()} & {*self.waits_for}:
+            self.fired["step"], self.waits_for = self.coming(), ()
+
+    def _places(self, **of: Any) -> Iterator[Place]:
+        found: Iterator[Place] = getattr(self, f"_{self.case.what}")(**of)
+        return found
+
+    def _one(self, **of: Any) -> Change | None:
+        """A wrong value for one number."""
+        place = chosen([p for p in self._places(**of) if self._wanted(p) is not None], self.case)
+        if place is None:
+            return None
+        old, new = place.tensor[place.index].item(), self._wanted(place)
+        words = f"{place.words}: {old} -> {new}"
+        rids = (place.rid,) if place.rid else ()
+        return Change(place.tensor, place.index, new, words, place.put, place.note, rids)
+
+    def _two(self, **of: Any) -> Change | None:
+        """Two numbers, swapped."""
+        every = [(p, p.tensor[p.index].item()) for p in self._places(**of)]
+        pairs = [
+            (p, old, [(q, new) for q, new in every if q.tensor is p.tensor and new != old])
+            for p, old in every
+        ]
+        found = chosen([pair for pair in pairs if pair[2]], self.case)
+        if found is None:
+            return None
+        p, old, others = found
+        q, new = others[min(int(self.case.other * len(others)), len(others) - 1)]
+        index = tuple(torch.tensor(both) for both in zip(p.index, q.index, strict=True))
+        value = p.tensor[index].flip(0)
+        words = f"{p.words}: {old} -> {new}, {q.words}: {new} -> {old}"
+        note, rids = p.note if p.note == q.note else "", (p.rid, q.rid) if p.rid and q.rid else ()
+        return Change(p.tensor, index, value, words, p.put, note, rids)
+
+    def _rotated(self, **of: Any) -> Change | None:
+        """The pages of a row, each in the place of the one before it."""
+        rows: Iterator[Row] = getattr(self, f"_{self.case.what}_pages")(**of)
+        differ = [(r, r.tensor[r.index].roll(-r.unit)) for r in rows]
+        found = chosen(
+            [x for x in differ if not torch.equal(x[1], x[0].tensor[x[0].index])], self.case
+        )
+        if found is None:
+            return None
+        row, value = found
+        words = f"{row.words}: {len(value) // row.unit} pages, rotated by one"
+        rids = (row.rid,) if row.rid else ()
+        return Change(row.tensor, row.index, value, words, row.put, row.note, rids)
 
     def _wanted(self, place: Place) -> int | None:
         """The value that was drawn; None if there is none here that differs."""
@@ -122,6 +235,17 @@ class Strike:
     @property
     def page(self) -> int:
         return int(self.allocator.page_size)
+
+    def is_computed(self, request: Any, at: int) -> bool:
+        """True if the KV of a request's token ``at`` is there."""
+        return at < max(self.computed.get(str(request.rid), 0), req_kv.prefix(request))
+
+    def read_later(self, request: Any, at: int) -> str:
+        """The note on a request's token ``at`` in what page tables and lists are made of."""
+        if not self.is_computed(request, at):
+            return AHEAD
+        by_pages = str(self.scheduler.server_args.attention_backend) == "trtllm_mha"
+        return MIDDLE if by_pages and at % self.page else ""
 
     def inner(self, pool: str) -> Any:
         return getattr(self.allocator, f"{pool}_attn_allocator", self.allocator)
@@ -174,7 +298,15 @@ class Strike:
             request, row, length = one
             for at in self.positions_of(length):
                 words = f"req_to_token[{row}, {at}] of {request.rid}"
-                yield Place(self.table, (row, at), self.values(row, at, "full"), words)
+                values = self.values(row, at, "full")
+                note, rid = self.read_later(request, at), str(request.rid)
+                yield Place(self.table, (row, at), values, words, note=note, rid=rid)
+
+    def _row_pages(self, **of: Any) -> Iterator[Row]:
+        for request, row, length in self.live():
+            words = f"req_to_token[{row}] of {request.rid}"
+            whole = slice(length // self.page * self.page)
+            yield Row(self.table, (row, whole), self.page, words, rid=str(request.rid))
 
     def _mapping(self, **of: Any) -> Iterator[Place]:
         mapping = getattr(self.allocator, "full_to_swa_index_mapping", None)
@@ -185,7 +317,18 @@ class Strike:
             slot = int(self.table[row, at])
             if int(mapping[slot]) > 0:  # behind the window there is none
                 words = f"mapping[{slot}], token {at} of {request.rid}"
-                yield Place(mapping, (slot,), self.values(row, at, "swa"), words)
+                values = self.values(row, at, "swa")
+                note, rid = self.read_later(request, at), str(request.rid)
+                yield Place(mapping, (slot,), values, words, note=note, rid=rid)
+
+    def _mapping_pages(self, **of: Any) -> Iterator[Row]:
+        mapping: Any = getattr(self.allocator, "full_to_swa_index_mapping", None)
+        for request, row, length in self.live() if mapping is not None else ():
+            slots = self.table[row, : length // self.page * self.page].long()
+            slots = slots[mapping[slots] > 0]
+            slots = slots[: len(slots) // self.page * self.page]
+            words = f"mapping of the slots of {request.rid}"
+            yield Row(mapping, slots, self.page, words, note=WHOLE, rid=str(request.rid))
 
     def _table(self, backend: Any = None, batch: Any = None, **of: Any) -> Iterator[Place]:
         made = getattr(backend, "forward_metadata", None)
@@ -214,6 +357,27 @@ class Strike:
             for at in range(begin, end, max(1, (end - begin) // 4)):
                 words = f"{self.case.pool} list[{at}] of row {r}"
                 yield Place(indices, (at,), self.values(row, 0, self.case.pool), words)
+
+    def _table_pages(self, backend: Any = None, batch: Any = None, **of: Any) -> Iterator[Row]:
+        made, page = getattr(backend, "forward_metadata", None), self.page
+        lengths, swa = getattr(batch, "seq_lens", None), self.case.pool == "swa"
+        if made is None or lengths is None:
+            return
+        table: Any = getattr(made, "swa_page_table" if swa else "page_table", None)
+        for r, length in enumerate(lengths.tolist() if table is not None else ()):
+            columns = range(min(length // page, table.shape[1]))
+            first = next((c for c in columns if int(table[r, c]) > 0), len(columns))
+            words = f"{self.case.pool} page table[{r}]"
+            yield Row(table, (r, slice(first, len(columns))), 1, words)
+        part = "window_" if swa else ""
+        indices = getattr(made, f"{part}kv_indices", None)
+        indptr = getattr(made, f"{part}kv_indptr", None)
+        if indices is None or indptr is None:
+            return
+        for r in range(len(lengths)):
+            begin, end = int(indptr[r]), int(indptr[r + 1])
+            words = f"{self.case.pool} list of row {r}"
+            yield Row(indices, (slice(begin, begin + (end - begin) // page * page),), page, words)
 
     def _field(self, owner: Any, name: str, values: Callable[[int], dict[str, int]]) -> Any:
         tensor = getattr(owner, name, None)
@@ -265,7 +429,19 @@ class Strike:
             free = self.inner("full").free_pages
             if len(free):
                 values["freed"] = int(free[-1]) * self.page
-            yield Place(value, (0,), values, f"the value of node {name}")
+            # To be swapped with, there must be a second one.
+            for at in range(0, len(value), self.page) if self.case.form == SWAP else (0,):
+                yield Place(value, (at,), values, f"value[{at}] of node {name}")
+
+    def _node_pages(self, returned: Any = None, put: Any = None, **of: Any) -> Iterator[Row]:
+        page = self.page
+        if self.case.moment == MATCH:
+            if isinstance(returned, torch.Tensor):
+                whole = slice(len(returned) // page * page)
+                yield Row(returned, (whole,), page, "the tokens of a match", put)
+            return
+        for name, value in nodes(self.scheduler.tree_cache) or []:
+            yield Row(value, (slice(len(value) // page * page),), page, f"the value of node {name}")
 
     def _matched(self, returned: Any = None, put: Any = None, **of: Any) -> Iterator[Place]:
         """Places in the cache's hand-out: tokens of the full pool, one for each of the prompt."""
@@ -328,9 +504,11 @@ class Strike:
         for name in FUTURE:
             tensor = getattr(future, name, None)
             if isinstance(tensor, torch.Tensor) and live:
-                request, row, _ = self.one() or live[0]
                 values = {"other": int(tensor[live[0][1]]), "own": 5, "freed": 7}
-                yield Place(tensor, (row,), values, f"{name}[{row}] of {request.rid}")
+                # To be swapped with, there must be a second one.
+                for request, row, _ in live if self.case.form == SWAP else (self.one() or live[0],):
+                    words = f"{name}[{row}] of {request.rid}"
+                    yield Place(tensor, (row,), values, words, rid=str(request.rid))
 
     def _kv(self, **of: Any) -> Iterator[Place]:
         if (one := self.one()) is None:
@@ -338,12 +516,20 @@ class Strike:
         pool = self.inner(self.case.pool).get_kvcache()
         pool = getattr(pool, f"{self.case.pool}_kv_pool", pool)
         request, row, length = one
+        first = pool.k_buffer[0].view(len(pool.k_buffer[0]), -1)
         for at in self.positions_of(length - 1):
             slot = self.tokens(row, length, self.case.pool)[at]
             if slot > 0:
-                flat = pool.k_buffer[0][slot].view(-1)
                 words = f"K of slot {slot} ({self.case.pool}), token {at} of {request.rid}"
-                yield Place(flat, (0,), {"other": 3, "own": 5, "freed": 9}, words)
+                values = {"other": 3, "own": 5, "freed": 9}
+                last = at // self.page * self.page + self.page - 1
+                note = "" if self.is_computed(request, last) else UNFINISHED
+                yield Place(first, (slot, 0), values, words, note=note)
+
+
+def chosen(found: Sequence[T], case: Corruption) -> T | None:
+    """The one that the case draws, None if there is none."""
+    return found[min(int(case.place * len(found)), len(found) - 1)] if found else None
 
 
 def _tokens(n: int) -> dict[str, int]:
