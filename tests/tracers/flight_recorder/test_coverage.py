@@ -406,8 +406,8 @@ def test_a_core_dump_of_this_process_is_named(tmp_path):
     assert core_dump(named, 123, since=0) == f"CUDA core dump: {ours}"
     # An older one is of another process that had this number.
     assert core_dump(named, 123, since=ours.stat().st_mtime + 1).startswith("CUDA core dump: none")
-    for host, is_ours in ((host, True), ("other", False)):
-        newer = folder / f"core_{host}.123.18"
+    for name, is_ours in ((host, True), ("other", False)):
+        newer = folder / f"core_{name}.123.18"
         newer.write_text("")
         os.utime(newer, (ours.stat().st_mtime + 9,) * 2)
         # Another host may have the same folder, and a process with this number.
