@@ -205,6 +205,27 @@ class Ledger:
         lists = self.lists.get(pool)
         return lists is None or lists.missed or self.late
 
+    def mapping_overwritten(self, full: Pages) -> bool:
+        """True if SGLang's mapping gives one of these full pages another SWA page than it has.
+
+        No function of SGLang's does so while both pages are held, so if no call of an allocator was
+        missed, the mapping was changed past all of them. Two pages that are exchanged in it leave
+        it in order, and only this tells. Not while something is entered late: then the books are
+        older than the mapping. May wait for the device.
+        """
+        pool, swa, holders = self.pools.get("full"), self.pools.get("swa"), self.holders
+        if pool is None or swa is None or holders is None or self.broken or self.late:
+            return False
+        self.settle(wait=True)
+        if self.missed("full") or self.missed("swa"):
+            return False
+        full = pool.inside(full)
+        given, theirs = pool.partner[full], holders.mapped(full)
+        ours = pool.held[full] & (given > 0) & (given < swa.pages)
+        given = np.where(ours, given, 0)
+        ours &= swa.held[given] & (swa.partner[given] == full)
+        return bool((ours & (theirs > 0) & (theirs != given)).any())
+
     def doubt(self, pool: str, pages: Pages, what: str) -> None:
         """SGLang's own structures agree among themselves, and only the ledger differs.
 

@@ -88,6 +88,8 @@ class Question:
             self.full, given_page, requests
         ):
             return
+        if self.ledger.mapping_overwritten(self.full):
+            return
         if slot >= 0 and holders.wrong_slot(slot, requests):
             return
         raise Unconfirmed(f"SGLang's own mapping says the same of full page {self.page}", self.page)

@@ -127,6 +127,8 @@ def _is_mapping_wrong(ledger: Ledger, holders: Holders, pool: PoolLedger, pages:
         given = pool.partner[full]
         if np.array_equal(holders.mapped(full), given):
             return True  # the mapping and the ledger agree: it was the allocator that erred
+    if ledger.mapping_overwritten(full):
+        return True
     return holders.mapping_contradicts(full, given, ledger.requests.values())
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from harness.tracers import RECORDS
 
 from suites.fuzz.corruption import Corruption
-from suites.fuzz.strike import AHEAD, MIDDLE, UNFINISHED, WHOLE
+from suites.fuzz.strike import AHEAD, MIDDLE, UNFINISHED
 
 TOLD, LATE, HARMLESS, LISTED, MISSED = "told", "late", "harmless", "listed", "missed"
 DISARMED, FALSE, NOTHING, BROKEN = "disarmed", "false", "nothing", "broken"
@@ -22,9 +22,7 @@ TRACERS = Path(__file__).resolve().parents[3] / "docs" / "tracers.md"
 # says that a change there cannot be seen. If the page does not say it, it is missed.
 CANNOT_SEE: Mapping[str, str] = {
     UNFINISHED: "changes to the last, unfinished page of a request are not seen",
-    WHOLE: "Two pages of the mapping that are swapped as a whole leave SGLang's structures",
 }
-DOUBT = "ledger: a page in doubt "  # the begin of what the ledger says of pages that it doubts
 SOON = 1  # steps in which a corruption must be told: its own, and with overlap the next
 
 
@@ -84,8 +82,7 @@ def grade(
         if got.get("error"):  # nothing struck, and it ended all the same
             return Grade(BROKEN, f"without a corruption it ends: {got['error']}")
         return Grade(NOTHING, "there was nothing of that kind at that moment")
-    said = sentence(fired.get("note", ""), page or TRACERS.read_text())
-    if new and not (said and all(x.startswith(DOUBT) for x in new)):
+    if new:
         return Grade(DISARMED, "; ".join(new))
     every = told(got)
     for check, headline, step in every:
@@ -97,7 +94,7 @@ def grade(
         return Grade(MISSED, f"only the {check} says something: {headline}", check)
     if got.get("tokens") == plain.get("tokens"):
         return Grade(HARMLESS, "the same tokens")
-    if said:
+    if said := sentence(fired.get("note", ""), page or TRACERS.read_text()):
         return Grade(LISTED, said)
     tokens, right = got.get("tokens", {}), plain.get("tokens", {})
     wrong = [rid for rid, row in right.items() if tokens.get(rid) != row]

@@ -41,7 +41,6 @@ FAR = 1 << 20  # further than any pool, row, length or vocabulary of the toy mod
 UNFINISHED = "in the last, unfinished page of a request"
 MIDDLE = "not at the begin of a page, where page tables are read"
 AHEAD = "of a token that is not computed yet"
-WHOLE = "whole pages of the mapping"
 
 CACHES = (
     "unified_radix_cache.UnifiedRadixCache",
@@ -55,8 +54,8 @@ class Place:
     """One number that can be changed.
 
     tensor, index: it is ``tensor[index]``. values: its wrong values, by the names in ``TO``. words:
-    its name. put: changes it, if it cannot be changed in place. note: UNFINISHED, MIDDLE, AHEAD,
-    WHOLE or ''. rid: the request that it is read for, '' if it is not known.
+    its name. put: changes it, if it cannot be changed in place. note: UNFINISHED, MIDDLE, AHEAD
+    or ''. rid: the request that it is read for, '' if it is not known.
     """
 
     tensor: torch.Tensor
@@ -328,7 +327,7 @@ class Strike:
             slots = slots[mapping[slots] > 0]
             slots = slots[: len(slots) // self.page * self.page]
             words = f"mapping of the slots of {request.rid}"
-            yield Row(mapping, slots, self.page, words, note=WHOLE, rid=str(request.rid))
+            yield Row(mapping, slots, self.page, words, rid=str(request.rid))
 
     def _table(self, backend: Any = None, batch: Any = None, **of: Any) -> Iterator[Place]:
         made = getattr(backend, "forward_metadata", None)
