@@ -232,8 +232,8 @@ def test_where() -> None:
     kv = next(r for r in memory.kv if (r.pool, r.layer, r.part) == ("swa", 2, "K"))
     log = [
         "NVRM: Xid (PCI:0000:01:00): 31, pid=7, MMU Fault: ENGINE GRAPHICS faulted @ "
-        f"0x{kv.end >> 32:x}_{kv.end & 0xFFFFFFFF:08x}. Fault is of type FAULT_PDE",
-        f"copy to 0x{kv.start + 5 * kv.page_bytes:x}",
+        f"0x{kv.end >> 32:x}_{kv.end & 0xFFFFFFFF:08x}. Fault is of type FAULT_PDE\n",
+        f"copy to 0x{kv.start + 5 * kv.page_bytes:x}\n",
     ]
     got = text(lambda c: where.render(*logs.addresses(log, memory), memory, c), 80)
     fits(got, 80)
