@@ -26,6 +26,7 @@ from g4debug.findings.decisive import DECISIVE
 from g4debug.findings.record import TrapRecord
 from g4debug.findings.tape import Code
 from g4debug.findings.tape_record import data, pack
+from g4debug.hooking import targets
 
 pytestmark = ENGINE
 DRIVER = str(Path(__file__).with_name("drive_recorded.py"))
@@ -201,6 +202,11 @@ def test_a_finding_comes_again(
         record, faults=(), environment={**record.environment, "G4DEBUG_FAULTS": ""}
     )
     result = replay(tmp_path, innocent, capsys)
+    if not mtp and targets.matches("<0.5.14"):
+        # With overlap, page-table does not see all there, so it makes nobody innocent.
+        assert result["code"] == 2, result
+        assert any("page-table did not look at all of it" in line for line in result["more"])
+        return
     assert (result["code"], result["text"]) == (1, "not reproduced, states equal"), result
 
 

@@ -134,8 +134,8 @@ def test_what_the_prefix_cache_gets_and_gives(told, case):
         pytest.skip("the nodes are not in Python")
     kind = {**NODES, **ROWS}[case]
     found = told[case]
-    if case == "row_outside" and told["server"] == "late":
-        # The slots reach the host behind SGLang's own look-up of them, which ends the process.
+    if case == "row_outside" and told["server"] == "late" and "died" in found:
+        # On some releases SGLang itself looks the slots up before they reach the host.
         assert "IndexError" in found["died"], found
         return
     assert found.get("check") == "prefix-cache", found
