@@ -20,6 +20,12 @@ CASES = {
     "allocator": ("double-free=1*on", ("kv-allocator",)),
     # The next table that is built from the mapping is wrong: whoever looks first has it.
     "mapping": ("swa-mapping-corrupt=1*on@mode=decode", ("kv-allocator", "page-table")),
+    "mapping exchanged": ("swa-mapping-exchange=1*own", ("page-table",)),
+    "mapping slot": ("swa-mapping-slot=1*other", ("kv-writes",)),
+    "row": ("row-wrong-page=1*own", ("page-table",)),
+    "row swapped": ("row-wrong-page=1*order", ("page-table",)),
+    "batch rows": ("batch-rows=1*on", ("page-table",)),
+    "published length": ("future-length=1*plus", ("spec-lifecycle",)),
     "speculation": ("seq-len-off-by-one=1*plus", ("spec-lifecycle",)),
     "leak": ("lost-free=1*on", ("pool-leak",)),
     "data": ("kv-bit-flip=1*on", ("kv-integrity",)),

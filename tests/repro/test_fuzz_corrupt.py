@@ -280,8 +280,21 @@ def test_a_request_that_runs_feels_a_strike_at_once(server):
     assert strike_at_with(strike, strike.batch.reqs)["step"] == 2
 
 
-def strike_at_with(strike, running):
-    strike.at("step", "DECODE", batch=SimpleNamespace(reqs=running))
+def test_a_prefill_does_not_feel_what_only_a_decode_reads(server):
+    strike = server(what="future", form="value", to="next")
+    strike.scheduler.future_map = SimpleNamespace(output_tokens_buf=torch.arange(4))
+    clock = SimpleNamespace(step=2)
+    strike.step = strike.coming = lambda: clock.step
+    both = strike.batch.reqs
+    assert strike_at_with(strike, both, extends=True)["step"] == 2
+    for clock.step, extends in ((3, True), (4, False), (5, False)):
+        strike_at_with(strike, both, extends=extends)
+    assert strike.fired["step"] == 4
+
+
+def strike_at_with(strike, running, extends=False):
+    mode = SimpleNamespace(is_extend=lambda: extends)
+    strike.at("step", "DECODE", batch=SimpleNamespace(reqs=running, forward_mode=mode))
     assert strike.failed == ""
     return strike.fired
 

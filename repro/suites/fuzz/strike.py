@@ -164,6 +164,9 @@ class Strike:
         """Note the first step that can feel the change."""
         if self.fired is None or moment != STEP or not self.waits_for:
             return
+        mode = getattr(batch, "forward_mode", None)
+        if self.case.what == "future" and (mode is None or mode.is_extend()):
+            return  # a prefill only writes there
         if {str(r.rid) for r in getattr(batch, "reqs", None) or ()} & {*self.waits_for}:
             self.fired["step"], self.waits_for = self.coming(), ()
 

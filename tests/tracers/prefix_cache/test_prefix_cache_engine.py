@@ -26,6 +26,7 @@ def test_a_healthy_engine_is_judged_and_nothing_is_found(tmp_path):
     [
         ("cached-page-alias=1*on", "prefix-cache", {"wrong-page"}),
         ("insert-wrong-page=1*on", "prefix-cache", {"wrong-page"}),
+        ("insert-too-long=1*on", "prefix-cache", {"beyond"}),
         ("protected-page=1*on", "prefix-cache", {"protected"}),
     ],
 )
