@@ -167,7 +167,7 @@ class AllocHooks:
             try:
                 _all(
                     partial(self._strays, pool, kind, tokens, where, going_on, pages),
-                    partial(self._use, pool, kind, going_on, step),
+                    partial(self._use, pool, kind, going_on, step, pages),
                     *self._entries(pool, kind, pages, shares, where),
                     partial(self._pair, pool, pages, going_on, tokens),
                 )
@@ -220,10 +220,14 @@ class AllocHooks:
         requests = self._requests(len(step.ends))
         return [str(requests[row].rid) if requests else "" for row in rows]
 
-    def _use(self, pool: PoolLedger, kind: str, pages: Pages, step: Plan) -> None:
-        """Enter it if a row continues in a page that is not held."""
+    def _use(self, pool: PoolLedger, kind: str, pages: Pages, step: Plan, new: Pages) -> None:
+        """Enter it if a row continues in a page that is not held.
+
+        Not where a new page is held already: then the rows may have each other's tokens, and that
+        hand-out is judged by itself.
+        """
         loose = pool.not_held(pages)
-        if len(loose):
+        if len(loose) and len(pool.not_held(new)) == len(new):
             row = step.going_on_rows[int((pages == loose[0]).argmax())]
             (rid,), note = self._rids(step, [row]), f"alloc_{kind}"
             self.ledger.enter(pool, "use", loose, holds=None, request=rid, note=note)

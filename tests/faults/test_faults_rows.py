@@ -125,3 +125,25 @@ def test_two_rows_of_a_batch_for_one_step():
     assert sorted(given) == sorted(right)
     assert sum(a != b for a, b in zip(given, right, strict=True)) == 2
     assert it.batch.req_pool_indices.tolist() == right
+
+
+@pytest.mark.parametrize("task", ["own", "other"])
+def test_two_pages_of_the_mapping_are_exchanged(task):
+    it = Batch(f"swa-mapping-exchange=1*{task}")
+    (_, mapping, pages), cells, slots, _ = it.run()
+    assert not cells
+    changed = sorted({slot // PAGE for slot in slots})
+    assert len(changed) == 2
+    assert len(slots) == 2 * PAGE
+    had, has = (m[: m.numel() // PAGE * PAGE].view(-1, PAGE)[changed] for m in (mapping, it.mapping))
+    assert torch.equal(had.flip(0), has)
+    owners = {row for row, held in enumerate(pages) for page in held if page in changed}
+    assert len(owners) == (1 if task == "own" else 2)
+
+
+def test_nothing_is_exchanged_where_no_second_request_has_two_pages():
+    it = Batch("swa-mapping-exchange=1*other")
+    it.batch.seq_lens_cpu = torch.tensor([50, 2 * PAGE - 1, PAGE])
+    _, cells, slots, _ = it.run()
+    assert (cells, slots) == ([], [])
+    assert it.injection.schedule == []

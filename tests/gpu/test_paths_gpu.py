@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -201,6 +202,11 @@ def test_the_ops_declare_what_they_do(op):
     torch.library.opcheck(function, arguments(r), test_utils=("test_schema", "test_faketensor"))
 
 
+def first(returned: Any) -> torch.Tensor:
+    found: torch.Tensor = returned[0] if isinstance(returned, tuple) else returned
+    return found
+
+
 @pytest.mark.parametrize("name", ["ple-tail", "triple-rmsnorm"])
 @pytest.mark.parametrize("rows", [1, 5, 300])
 def test_sglangs_real_layer(tmp_path, name, rows):
@@ -213,6 +219,8 @@ def test_sglangs_real_layer(tmp_path, name, rows):
     from g4debug.fixes.paths import ple_tail, triple_rmsnorm
 
     path = {"ple-tail": ple_tail, "triple-rmsnorm": triple_rmsnorm}[name]
+    if not path.FIX.is_for_this_release:
+        pytest.skip(f"{name} is for SGLang {path.FIX.needs}")
     small = TINY if path is ple_tail else TINY_MOE
     geometry = replace(small, hidden=1536, ple=256 if path is ple_tail else 0)
 
@@ -240,9 +248,10 @@ def test_sglangs_real_layer(tmp_path, name, rows):
         rotary.cos_sin_cache = rotary.cos_sin_cache.float()  # a server's is float32, too
         if path is triple_rmsnorm:
             layer.moe = Experts()
-        own, _ = layer(**given())
+        # From 0.5.21 on a layer returns a tensor, before that two things.
+        own = first(layer(**given()))
         path.after_init(None, layer)
-        ours, _ = path.around_forward(nobody, layer, **given())
+        ours = first(path.around_forward(nobody, layer, **given()))
     error = (ours.float() - own.float()).square().mean().sqrt() / own.float().square().mean().sqrt()
     print(f"{name}, {rows} rows: relative error against SGLang's layer {error:.2e}")
     assert error < 2**-6  # both round to bfloat16 at several places, but not at the same

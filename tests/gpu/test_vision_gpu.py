@@ -156,7 +156,7 @@ def tower(tmp_path):
     pytest.importorskip("sglang")
     import real_layer
     import real_tower
-    from sglang.srt.layers.utils import MultiPlatformOp
+    from sglang.srt.layers.utils.multi_platform import MultiPlatformOp
     from sglang.srt.server_args import get_global_server_args
 
     from g4debug.cpu.geometry import TINY

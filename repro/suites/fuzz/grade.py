@@ -38,6 +38,7 @@ SLOW: Mapping[tuple[str, str], str] = {
     ("mapping", AHEAD): _WRITTEN,
     ("alloc", ""): _WRITTEN,  # a draft's slots are allocated ahead
     ("free_list", ""): "nothing reads it before the page is handed out",
+    ("node", ""): "nothing reads it before the prefix cache hands the node out",
     ("protected", ""): "it is read when the request gives its row to the prefix cache",
 }
 
