@@ -61,7 +61,9 @@ def main(device: str, result: Path, server: str, seeds: list[int]) -> None:
     made = engine_arguments(mtp=mtp, **COMMON, **arguments)
     with engine.running(made, Engine) as it:
         lengths = [24, 40, 16, 32, 48, 20][:REQUESTS]
-        it.generate(input_ids=prompts(), sampling_params=[greedy(n) for n in lengths])
+        # One after the other: what the pools look like then is the same in each run.
+        for prompt, length in zip(prompts(), lengths, strict=True):
+            it.generate(input_ids=prompt, sampling_params=greedy(length))
         it.flush_cache()
         (folder / forks.GO).touch()
         end = time.monotonic() + PATIENCE + forks.SECONDS * (len(seeds) + 2)
