@@ -10,10 +10,12 @@ from collections.abc import Callable
 from typing import Any
 
 from g4debug.faults.base import Fault, Injection
-from g4debug.hooking import prefix_tree, req_kv
+from g4debug.hooking import req_kv
 
 
 def install(injection: Injection) -> None:
+    from g4debug.hooking import prefix_tree  # it needs torch, and `g4debug faults` does not
+
     @injection.around("cache.release")
     def around_release(
         call_next: Callable[..., Any], request: Any, tree: Any, *args: Any, **kwargs: Any
@@ -24,8 +26,8 @@ def install(injection: Injection) -> None:
         keeps = bool(given) and hasattr(inner, "insert") and not getattr(inner, "disable", False)
         if not keeps or req_kv.row(request) < 0 or has < size or injection.fire() is None:
             return call_next(request, tree, *args, **kwargs)
-        # One more than the page, because a draft's prefix cache has pairs of tokens. Its key is made
-        # of the tokens, so there must be as many.
+        # One more than the page, because a draft's prefix cache has pairs of tokens. Its key is
+        # made of the tokens, so there must be as many.
         longer, count = has // size * size + size + 1, len(request.output_ids)
         missing = max(0, longer - len(request.origin_input_ids) - count)
         request.output_ids.extend([int(request.output_ids[-1])] * missing)

@@ -135,7 +135,7 @@ def test_two_pages_of_the_mapping_are_exchanged(task):
     changed = sorted({slot // PAGE for slot in slots})
     assert len(changed) == 2
     assert len(slots) == 2 * PAGE
-    had, has = (m[: m.numel() // PAGE * PAGE].view(-1, PAGE)[changed] for m in (mapping, it.mapping))
+    had, has = (m[: len(m) // PAGE * PAGE].view(-1, PAGE)[changed] for m in (mapping, it.mapping))
     assert torch.equal(had.flip(0), has)
     owners = {row for row, held in enumerate(pages) for page in held if page in changed}
     assert len(owners) == (1 if task == "own" else 2)

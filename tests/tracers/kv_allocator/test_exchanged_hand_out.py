@@ -14,9 +14,7 @@ pytestmark = pytest.mark.usefixtures("sglang")
 
 
 @pytest.mark.parametrize("exchanged", [False, True])
-def test_a_token_in_an_old_page_and_a_new_page_are_exchanged(
-    arm, monkeypatch, caplog, exchanged
-):
+def test_a_token_in_an_old_page_and_a_new_page_are_exchanged(arm, monkeypatch, caplog, exchanged):
     """Row a goes on in its page, and row b needs a new one. Inside of all hooks they change."""
     pool = type(Rig().allocator.full_attn_allocator)
     own = pool.alloc_decode
