@@ -36,6 +36,9 @@ def test_a_chunk_that_is_never_admitted_is_told_with_the_reason(tmp_path, capsys
     assert code == 1
     (process,) = (p for p in told["processes"] if p["role"] == "scheduler")
     assert process["stands"].startswith("it stands: no step for")
+    (recorder,) = (t for t in process["tracers"] if t["name"] == "flight-recorder")
+    assert recorder["mode"]  # so SGLang's /metrics has its findings, see test_metrics.py
+    assert recorder["findings"] == {"hang": 1}
     (line,) = process["waits"]
     assert line.startswith("request long waits ")
     for text in (line, record.finding.got):

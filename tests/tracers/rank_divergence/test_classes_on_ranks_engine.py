@@ -5,6 +5,9 @@ row, a wrong mapping, a wrong insert and a leak leave the ranks in step, because
 they compute is the same number on both. A token that only one rank sees changed does not: the ranks
 would accept different lengths, and hang at the latest when a request ends on one of them. So that
 one runs in mode ``raise``, in a server of its own.
+
+In mode ``contain`` one rank of two repairs what struck it alone, so its answers and those of the
+other rank stay as they were.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from g4debug.hooking import targets
 
 pytestmark = [
     *ENGINE,
-    pytest.mark.long("five engines of two ranks"),
+    pytest.mark.long("six engines of two ranks"),
     pytest.mark.skipif(
         targets.path("result.resolve") is None, reason="the worker of SGLang 0.5.15 and later"
     ),
@@ -42,6 +45,10 @@ KEPT: Told = {
     "lost-free": ("1*on", "pool-leak", {"leaked"}),
     "insert-wrong-page": ("1*on@at=4", "prefix-cache", {"twice", "misplaced", "wrong-page"}),
 }
+CONTAINED: Told = {
+    "page-alias": ("1*on@mode=decode", "page-table", {"other-request", "misplaced-page", "stale"}),
+    "double-free": ("1*on", "kv-allocator", {"double-free"}),
+}
 VERIFY: Told = {"verify-input": ("1*draft@at=2", "spec-lifecycle", {"verify-input"})}
 SAMPLED: Told = {"sampled-token": ("1*on", "spec-lifecycle", {"sampled-token"})}
 # Name -> faults, a selector, the mode, and the ranks that are struck.
@@ -50,6 +57,7 @@ SERVERS = {
     "kept on both": (KEPT, "", "log", {0, 1}),
     "read on one": (READ, "@rank=1", "log", {1}),
     "kept on one": (KEPT, "@rank=1", "log", {1}),
+    "contained on one": (CONTAINED, "@rank=1", "contain", {1}),
     "stopped": (VERIFY, "@rank=1", "raise", {1}),
 }
 EACH = [(server, fault) for server, (faults, *_) in SERVERS.items() for fault in faults]
@@ -94,6 +102,15 @@ def test_a_row_that_only_one_rank_has_is_a_difference(ran):
     assert found
     assert all("KV locations" in f.headline for f in found)
     assert all("a row of req_to_token was overwritten on one" in f.cause for f in found)
+
+
+def test_a_contained_rank_stays_in_step_and_its_answers_stay_right(ran):
+    """Each prompt was asked twice, and only the first time was struck."""
+    run = ran("contained on one")
+    assert run.status == 0, run.log[-3000:]
+    tokens = run.result["tokens"]
+    assert tokens[: len(tokens) // 2] == tokens[len(tokens) // 2 :]
+    assert "ranks-differ" not in {r.finding.kind for r in run.dumps}
 
 
 def test_the_other_rank_leaves_its_dump(ran):
