@@ -196,8 +196,9 @@ class AllocHooks:
     ) -> Iterator[Callable[[], Any]]:
         """Functions that enter the hand-out of these shares of the new pages."""
         enter = partial(self.ledger.enter, pool, kind, holds=True, caller=where)
-        for rid, first, end, positions in shares:
-            yield partial(enter, pages[first:end], request=rid, positions=positions)
+        for share in shares:
+            given = pages[share.first : share.end]
+            yield partial(enter, given, request=share.rid, positions=share.positions)
 
     def _may_skip(self, pool: PoolLedger, out: torch.Tensor, step: Plan) -> bool:
         """True if the pages that the rows continue in need no check this time."""
@@ -294,12 +295,11 @@ class AllocHooks:
         if owners is None:
             return
         rows, columns = [], []
-        known = {str(r.rid): req_kv.row(r) for r in getattr(self.ledger.allocating, "reqs", ())}
         for share in shares:
             if share.positions is None:
                 shadows.mark(owners.pages, out, page_size, 0, begins=True)
                 return
-            rows += [known[share.rid]] * len(share.positions)
+            rows += [share.row] * len(share.positions)
             columns += list(share.positions)
         owners.give(out, list(range(len(rows))), rows, columns)
 

@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from g4debug.hooking import req_kv
 from g4debug.ledger.books import Pages
 
 Kind = Literal["extend", "decode", "verify"]
@@ -30,13 +31,15 @@ SITES: dict[str, tuple[Kind | None, int]] = {
 class Share(NamedTuple):
     """The tokens from ``first`` to ``end`` - 1 of an allocation, and the request that gets them.
 
-    positions: int64 [end - first], where they are in the request; None if that is not known.
+    positions: int64 [end - first], where they are in the request; None if that is not known. row:
+    the request's row of ``req_to_token``, -1 if it has none; two requests may have the same rid.
     """
 
     rid: str
     first: int
     end: int | None
     positions: Pages | list[int] | None
+    row: int = -1
 
 
 NOBODY = Share("", 0, None, None)
@@ -61,7 +64,8 @@ class TokenRows:
         for request, begin, count in zip(requests, begins.tolist(), counts.tolist(), strict=True):
             if count:
                 positions = np.arange(begin, begin + count) if self._in_order else None
-                found.append(Share(str(request.rid), at, at + count, positions))
+                row = req_kv.row(request)
+                found.append(Share(str(request.rid), at, at + count, positions, row))
             at += count
         return tuple(found)
 

@@ -103,3 +103,26 @@ def test_the_ledger_knows_the_owners_in_both_pools(arm):
         assert known.position[at].tolist() == [5, 6, 0, 1, 2, 7, 3, 2, -1, -1]
         assert known.held[at].all()
     assert not ledger.broken
+
+
+@pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="needs sglang")
+def test_two_requests_with_the_same_rid_have_their_own_pages(arm):
+    """Several tokenizer workers know nothing of each other's rids, so both may run at once."""
+    from g4debug import plugin
+    from g4debug.ledger.owners import place
+
+    arm(G4DEBUG_TRACE="kv-allocator")
+    ledger, hooks = plugin.in_force.ledger, plugin.in_force.hooks
+    pool = releases.swa_pool(40, 28, 1, 1, [0], [1])
+    allocator = releases.allocator_class("swa.init")(40, 28, 1, torch.float32, "cpu", pool, False)
+    twins = batch(
+        reqs=[Request(rid="a", req_pool_idx=1), Request(rid="a", req_pool_idx=2)],
+        seq_lens_cpu=torch.tensor([7, 9]),
+    )
+    (around,) = (
+        entry.around
+        for entry in hooks._entries["batch.prepare_for_decode"]
+        if entry.around.__qualname__.startswith("LedgerHooks._during")
+    )
+    tokens = around(lambda _: allocator.alloc(2), twins)
+    assert ledger.owners.pages[tokens].tolist() == [place(1, 7), place(2, 9)]
