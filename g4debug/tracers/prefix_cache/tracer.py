@@ -361,6 +361,8 @@ class PrefixCacheTracer:
         if not count:
             return
         prompt = Prompt(digests.of_pages(tokens, count, size, pairs, space), request)
+        if self._inserting is not None and self._is_known(prompt):
+            return
         if self._inserted is None or len(self._inserted.digests) < count:
             self._inserted = prompt
         self.context.checked(count, "pages handed over")
@@ -371,6 +373,16 @@ class PrefixCacheTracer:
             value[: count * size].contiguous(),
             lambda slots: self._arrived_over(tree, prompt, slots, lent, placed),
         )
+
+    def _is_known(self, prompt: Prompt) -> bool:
+        """True if this is a beginning of what the same request has just handed over.
+
+        SGLang hands it over once more only to have a node end there, and looks at no page. By then
+        it has freed those that the prefix cache had already.
+        """
+        known = self._inserted
+        made = prompt.digests
+        return known is not None and np.array_equal(known.digests[: len(made)], made)
 
     def _beyond(self, tree: Any, prompt: Prompt, tokens: int) -> None:
         """Judge how many tokens a request hands over, which needs no look at the device."""
