@@ -7,7 +7,8 @@ proves it, and only the last of them needs the ledger:
 * the row names the page twice;
 * the page is free, or the prefix cache holds it, which lent it to nobody in this place;
 * another request's row names the page, too, where it was handed out to that one;
-* the page was handed out for another place, and nothing that the allocator did was missed.
+* the page was handed out for another place, or to another request, and nothing that the allocator
+  did was missed.
 
 If the prefix cache has the very page for these tokens, the row is right, and the request was lent
 it: then that is learned.
@@ -125,7 +126,10 @@ class _Case:
             return self.found("")
         if self.column * size < self.cached:
             raise Unconfirmed(f"token {self.column * size} lies in the prefix cache", page)
-        known = self.pool.held[page] and self._owner() and self.pool.position[page] >= 0
+        position = self.pool.position[page]
+        if self._owner() == self.rid and position == self.column * size:
+            raise Unconfirmed("the page was handed out to this request for this place", page)
+        known = self.pool.held[page] and self._owner() and position >= 0
         if known and self._own() > 0 and not self.ledger.missed("full"):
             return self.found("nothing that the allocator did was missed")
         raise Unconfirmed(self._why_not(), page)

@@ -126,3 +126,27 @@ def test_two_requests_with_the_same_rid_have_their_own_pages(arm):
     )
     tokens = around(lambda _: allocator.alloc(2), twins)
     assert ledger.owners.pages[tokens].tolist() == [place(1, 7), place(2, 9)]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="needs sglang")
+def test_a_page_that_the_books_have_in_its_place_is_not_misplaced(arm):
+    """A twin has ended, and the prefix cache keeps its page of the same place."""
+    from g4debug import plugin
+    from g4debug.sanitizer.confirm import Unconfirmed
+    from g4debug.sanitizer.misplaced import misplaced
+
+    arm(G4DEBUG_TRACE="kv-allocator")
+    ledger = plugin.in_force.ledger
+    pool = releases.swa_pool(40, 28, 1, 1, [0], [1])
+    allocator = releases.allocator_class("swa.init")(40, 28, 1, torch.float32, "cpu", pool, False)
+    its, page = allocator.alloc(2).tolist()
+    full = ledger.pools["full"]
+    full.owner[[its, page]], full.position[[its, page]] = "a", 7
+    request = Request(
+        rid="a", req_pool_idx=1, session=None, cache_protected_len=0, kv_allocated_len=8
+    )
+    ledger.requests["a"] = request
+    rows = torch.zeros(3, 16, dtype=torch.int32)
+    rows[1, 7] = page
+    with pytest.raises(Unconfirmed, match="to this request for this place"):
+        misplaced(ledger, 1, 7, page, "a", rows)
