@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import shutil
 import time
 from pathlib import Path
 
-from g4debug.cli import CliError, program
+from g4debug.cli import CliError, program, report
 from g4debug.cli._running import LATE, look
-from g4debug.dumps import reading
+from g4debug.dumps import reading, writing
 from g4debug.dumps.heads import quoted
 from g4debug.findings.status_file import ASKED_BYTES, StatusFileError, ask, read
 
@@ -32,7 +31,9 @@ def fetch(pid: int, target: Path) -> str:
         if tape is None:
             why = f"scheduler {first.pid} has no tape (G4DEBUG_TAPE=0, or another limit)"
             raise CliError(f"{why}, so {target} was not written")
-        shutil.copyfile(path, target)
+        report.refuse_odd(target, path)
+        # Only its owner may read it, as any dump; yesterday's stays until this one is whole.
+        writing.write(path.read_bytes(), target.absolute().parent, target.name)
     finally:
         with contextlib.suppress(OSError):
             os.unlink(path)

@@ -104,8 +104,10 @@ def run(args: argparse.Namespace) -> int:
     fixes = dict(map(_fix, args.fix))
     for release in args.sglang:
         _refuse_unknown(release)
-    if args.until and (args.shrink or fixes or args.sglang):
-        raise CliError("--until leaves out what --shrink, --fix and --sglang need: the rest")
+    if args.until and (args.shrink or args.script or fixes or args.sglang):
+        raise CliError(
+            "--until leaves out what --shrink, --script, --fix and --sglang need: the rest"
+        )
     outputs = [out for out in (args.html, args.shrink, args.script) if out is not None]
     for out in outputs:
         report.refuse_odd(out, args.dump)

@@ -1,8 +1,7 @@
 """Open a dump and print its report.
 
-The report says what happened, where, why, and what to do next. It works on any
-machine with torch; neither a GPU nor SGLang is needed. Opening a dump runs no
-code from it.
+The report says what happened, where, why, and what to do next. It needs neither
+SGLang nor torch nor a GPU. Opening a dump runs no code from it.
 
 Of a folder it shows the newest incident: the dumps that the ranks of a server
 wrote together. The first finding is shown in full, the others in a line each,

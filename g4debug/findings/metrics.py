@@ -56,7 +56,8 @@ class Metrics:
         )
         self._armed = Gauge(
             "g4debug_armed",
-            "1 while the tracer judges something, 0 when it is off or its hooks do not run.",
+            "0 when the tracer is off, silent, or a hook of it does not run; else 1, also if this "
+            "server has nothing for it to judge.",
             names,
             registry=registry,
             multiprocess_mode="mostrecent",
@@ -87,7 +88,8 @@ class Metrics:
                 continue  # the ledger and the step recorder are no tracers
             record = part.record()
             mine = {**self.labels, "tracer": part.name}
-            blind = bool(record.off or record.dead or record.silent)
+            off = record.off and not record.idle  # idle: an alert could never be cleared
+            blind = bool(off or record.dead or record.silent)
             self._armed.labels(**mine).set(0 if blind else 1)
             self._limited.labels(**mine).set(len(record.limits))
             for done in record.checked:

@@ -32,7 +32,13 @@ def test_a_fix_that_is_not_there(text: str, dump: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize(
-    "more", [("--shrink", "b.pt"), ("--fix", "locked-prefix=1"), ("--sglang", "0.5.23")]
+    "more",
+    [
+        ("--shrink", "b.pt"),
+        ("--script", "b.py"),
+        ("--fix", "locked-prefix=1"),
+        ("--sglang", "0.5.23"),
+    ],
 )
 def test_a_part_is_not_enough_for_that(
     more: tuple[str, ...], dump: Path, capsys: pytest.CaptureFixture[str]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from sample_trap import sample_record
 
 from g4debug.cli import CliError, _tape
-from g4debug.dumps import writing
+from g4debug.dumps import reading, writing
+from g4debug.findings.record import Tape
 
 pytestmark = pytest.mark.once("no server is asked")
 
@@ -20,10 +23,40 @@ def test_a_dump_without_a_tape_does_not_replace_a_file(
     dump, target = tmp_path / "dump.pt", tmp_path / "tape.pt"
     dump.write_bytes(writing.encode(sample_record()))
     target.write_text("of yesterday")
-    scheduler = SimpleNamespace(pid=7, rank="tp 0")
-    monkeypatch.setattr(_tape, "look", lambda pid: SimpleNamespace(schedulers=[scheduler]))
-    monkeypatch.setattr(_tape, "dump_of", lambda pid: dump)
+    answer(monkeypatch, dump)
     with pytest.raises(CliError, match=r"scheduler 7 has no tape .* was not written"):
         _tape.fetch(7, target)
     assert target.read_text() == "of yesterday"
     assert not dump.exists()
+
+
+def test_only_the_owner_may_read_the_tape_as_any_dump(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dump, target = tmp_path / "dump.pt", tmp_path / "tape.pt"
+    tape = Tape(1, 16, False, "start", 0, 9, 1, 8, np.zeros(1, dtype=np.int64), (0,), {})
+    dump.write_bytes(writing.encode(dataclasses.replace(sample_record(), tape=tape)))
+    target.write_text("of yesterday")
+    target.chmod(0o644)
+    answer(monkeypatch, dump)
+    assert "9 steps and 1 requests of scheduler 7" in _tape.fetch(7, target)
+    assert target.stat().st_mode & 0o777 == 0o600
+    assert reading.read(target).tape is not None
+    assert not dump.exists()
+
+
+def test_what_is_no_file_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dump = tmp_path / "dump.pt"
+    tape = Tape(1, 16, False, "start", 0, 9, 1, 8, np.zeros(1, dtype=np.int64), (0,), {})
+    dump.write_bytes(writing.encode(dataclasses.replace(sample_record(), tape=tape)))
+    answer(monkeypatch, dump)
+    with pytest.raises(CliError, match="not a regular file"):
+        _tape.fetch(7, tmp_path)
+    assert not dump.exists()
+
+
+def answer(monkeypatch: pytest.MonkeyPatch, dump: Path) -> None:
+    """A server with one scheduler, which wrote this dump."""
+    scheduler = SimpleNamespace(pid=7, rank="tp 0")
+    monkeypatch.setattr(_tape, "look", lambda pid: SimpleNamespace(schedulers=[scheduler]))
+    monkeypatch.setattr(_tape, "dump_of", lambda pid: dump)

@@ -23,6 +23,10 @@ from g4debug.findings.status import Status
 status = Status(SimpleNamespace(event_step=7, step=7))
 for name, mode in (("flight-recorder", "raise"), ("page-table", "raise"), ("ledger", "")):
     status.part(name).mode = mode
+for name in ("prefix-cache", "pool-leak"):
+    status.part(name).mode = "raise"
+status.part("prefix-cache").nothing("this server keeps no prefix cache", off=True)
+status.part("pool-leak").off("with pipeline parallelism")
 metrics = Metrics(status, {"tp_rank": "1"})
 told = []
 for kinds in ((), ("hang",), ("starved", "starved"), ()):
@@ -56,3 +60,6 @@ def test_a_hang_and_starved_requests_are_counted(tmp_path):
     assert after == starved
     assert before["g4debug_armed flight-recorder "] == before["g4debug_armed page-table "] == 1
     assert not [key for key in after if "ledger" in key]
+    # An alert on 0 would never end on a sound server that has nothing for a tracer.
+    assert before["g4debug_armed prefix-cache "] == 1
+    assert before["g4debug_armed pool-leak "] == 0

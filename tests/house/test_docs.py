@@ -111,6 +111,13 @@ def test_the_opt_in_tracers_are_called_so() -> None:
     assert dict(rows) == {n: "its name" if o else "default" for n, o in opt_in.items()}
 
 
+def test_the_example_that_arms_one_more_leaves_none_of_the_default_ones_out() -> None:
+    named = re.findall(r"^G4DEBUG_TRACE=([a-z,-]+) <", TEXTS["docs/tracers.md"], re.M)
+    tracers = {name: discovery.load("tracer", name) for name in discovery.names("tracer")}
+    default = {name for name, tracer in tracers.items() if not tracer.opt_in}
+    assert [set(text.split(",")) for text in named] == [default | {"kv-integrity"}]
+
+
 def test_every_fault_is_there_with_its_tracers() -> None:
     rows = re.findall(
         r"^\| `([a-z-]+)` \| .* \| (.*) \|$", section("docs/faults.md", "The faults"), re.M

@@ -150,6 +150,18 @@ def test_where_a_row_may_differ_by_right_it_is_not_compared_and_that_is_said(arg
     assert [limit.what for limit in tracer.context.status.record().limits] == [ROWS]
 
 
+def test_a_server_without_a_prefix_cache_has_nothing_to_judge_and_is_sound(tmp_path):
+    context = Context.alone("prefix-cache", Settings(debug=True, debug_dir=tmp_path), ledger=True)
+    tracer = PrefixCacheTracer(context)
+    tracer.before_scheduler_init(None, SimpleNamespace())
+    tree = type("SWAChunkCache", (SimpleNamespace,), {})(disable=True)
+    tracer.after_scheduler_init(None, SimpleNamespace(tree_cache=tree))
+    record = context.status.record()
+    assert record.idle
+    assert record.sound
+    assert record.state == "nothing to judge: this server keeps no prefix cache"
+
+
 def test_a_step_without_a_comparison_keeps_its_place():
     table = torch.zeros((3, 64), dtype=torch.int32)
     rows = LentRows(table)
