@@ -321,7 +321,7 @@ class Serving:
     def run(self):
         from sglang.srt.managers.scheduler import Scheduler
 
-        fake = SimpleNamespace()
+        fake = SimpleNamespace(enable_overlap=False)
         hook = plugin.in_force.hooks
         for entry in hook._entries["scheduler.run_batch"]:
             entry.around(lambda *a, **k: None, fake, self.batch)

@@ -110,7 +110,9 @@ def test_a_contained_rank_stays_in_step_and_its_answers_stay_right(ran):
     assert run.status == 0, run.log[-3000:]
     tokens = run.result["tokens"]
     assert tokens[: len(tokens) // 2] == tokens[len(tokens) // 2 :]
-    assert "ranks-differ" not in {r.finding.kind for r in run.dumps}
+    # A free list in which one page was dropped hands out other pages; no decision may differ.
+    found = [r.finding.headline for r in run.dumps if r.finding.kind == "ranks-differ"]
+    assert all("differ in out_cache_loc" in headline for headline in found), found
 
 
 def test_the_other_rank_leaves_its_dump(ran):
