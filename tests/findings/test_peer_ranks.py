@@ -197,3 +197,14 @@ def test_nothing_is_done_where_nobody_has_joined():
     alone.watch(lambda seat: None)
     assert alone.first() is None
     assert not alone.found()
+
+
+def test_a_process_that_got_the_number_of_a_dead_rank_keeps_its_files(server, tmp_path):
+    with (tmp_path / "file").open("w+") as file:
+        file.write("somebody's data")
+        file.flush()
+        server.join("L")
+        server.memory.may_be_woken(file.fileno())
+        peer_ranks.wake(server.memory.seat(server.memory.mine))
+        file.seek(0)
+        assert file.read() == "somebody's data"
