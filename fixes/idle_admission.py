@@ -41,17 +41,18 @@ def around_add(
     adder: Any,
     req: Any,
     has_chunked_req: bool,
-    truncation_align_size: int | None,
+    *args: Any,
+    **kwargs: Any,
 ) -> Any:
     """Wraps ``PrefillAdder.add_one_req``, which admits a request, or says why it does not."""
-    result = call_next(adder, req, has_chunked_req, truncation_align_size)
+    result = call_next(adder, req, has_chunked_req, *args, **kwargs)
     stands = result.name == "NO_TOKEN" and not has_chunked_req and _nothing_runs(adder)
     again = stands and req in _refused
     _refused.clear()
     if stands:
         _refused.add(req)
     if again:
-        _ask_again(adder, req, lambda: call_next(adder, req, False, truncation_align_size))
+        _ask_again(adder, req, lambda: call_next(adder, req, False, *args, **kwargs))
     return result  # it is refused still, or nobody else is to join it in this round
 
 

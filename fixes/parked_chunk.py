@@ -45,12 +45,14 @@ _parked: WeakSet[Any] = WeakSet()
 _gave: WeakSet[Any] = WeakSet()
 
 
-def around_add_chunked(call_next: Callable[..., Any], adder: Any, request: Any) -> Any:
+def around_add_chunked(
+    call_next: Callable[..., Any], adder: Any, request: Any, *args: Any, **kwargs: Any
+) -> Any:
     """Around ``PrefillAdder.add_chunked_req``, which returns the request if its prompt goes on."""
     if request in _parked and request not in _gave:
         _gave.add(request)
         give_back(adder.tree_cache, adder.token_to_kv_pool_allocator, request)
-    goes_on = call_next(adder, request)
+    goes_on = call_next(adder, request, *args, **kwargs)
     if goes_on is request and not any(r is request for r in adder.can_run_list):
         _parked.add(request)
     return goes_on

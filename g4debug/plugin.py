@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -160,7 +160,7 @@ def _register(settings: Settings, plan: Plan) -> None:
     line = start_up_line(settings, hooks, in_force, fixes.summary(fix_states, settings.fixes))
     if not hooks.sites:
         if settings.fixes == "none":  # who asked for nothing is told that this is what there is
-            print(line, file=sys.stderr, flush=True)
+            _say(line)
         return
     if settings.tracers:
         told = _tell(settings, hooks, recorder, trap, part)
@@ -410,7 +410,7 @@ def _after_apply(
             watch.never(partly)
             missing = tuple(s for s in missing if s not in partly)
         if not missing:
-            print(line, file=sys.stderr, flush=True)
+            _say(line)
             if watch is not None:
                 watch.look()  # who wraps our hooks is told now
             return
@@ -425,6 +425,13 @@ def _after_apply(
         logger.warning("%s", message)
 
     HookRegistry.apply_hooks = apply_and_audit
+
+
+def _say(line: str) -> None:
+    """Print to stderr. If its disk is full, or nobody reads it any more, the server starts anyway:
+    SGLang's own logging takes that in the same way."""
+    with suppress(OSError, ValueError):  # ValueError: it is closed
+        print(line, file=sys.stderr, flush=True)
 
 
 def start_up_line(settings: Settings, hooks: Hooks, state: InForce, fixed: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -434,3 +436,21 @@ def test_log_mode_works_there_as_far_as_it_can_and_says_how_far(outcomes):
 def test_the_table_of_runs_names_tracers_that_there_are():
     assert all(set(there) <= set(discovery.names("tracer")) for there in targets.RUN.values())
     assert set(next(iter(targets.RUN.values()))) == set(discovery.names("tracer"))
+
+
+def test_a_start_goes_on_where_its_line_cannot_be_printed(monkeypatch, sglang):
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    from g4debug import plugin
+    from g4debug.hooking.hooks import Hooks
+
+    def full(text):  # the disk that SGLang's log goes to
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    applied = []
+    monkeypatch.setattr(HookRegistry, "apply_hooks", lambda: applied.append(True))
+    plugin._after_apply(Hooks(), Settings.from_environ({}), "armed", None, ())
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", SimpleNamespace(write=full, flush=lambda: None))
+        HookRegistry.apply_hooks()
+    assert applied

@@ -239,7 +239,8 @@ class BlackBox:
         if len(self._texts) > 4096:
             self._texts.clear()
         packed = _TEXTS.pack(*(word.encode("utf-8", "replace") for word in words))
-        self._texts[words] = packed
+        if sum(map(len, words)) <= EVENT_BYTES:  # a client may choose an id of megabytes
+            self._texts[words] = packed
         return packed
 
 

@@ -251,15 +251,29 @@ def _parent(pid: int) -> int:
 
 
 def is_alive(pid: int) -> bool:
-    """True if there is such a process, and it has not ended yet (a zombie has)."""
-    fields = stat(pid)
+    """True if there is such a process, and it has not ended yet (a zombie has).
+
+    Also if that cannot be seen, for example where this process has no file number left: the seat of
+    one that is taken for dead is given away.
+    """
+    try:
+        fields = _stat(pid)
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    except OSError:
+        return True
     return bool(fields) and fields[0] not in ("Z", "X")
 
 
 def stat(pid: int) -> list[str]:
-    """``/proc/PID/stat`` behind the name: state, parent, … [] if there is no such process."""
+    """``/proc/PID/stat`` behind the name: state, parent, … [] if there is no such process, or if
+    that cannot be seen."""
     try:
-        # The name is in brackets and may have any character in it.
-        return Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+        return _stat(pid)
     except OSError:
         return []
+
+
+def _stat(pid: int) -> list[str]:
+    # The name is in brackets and may have any character in it.
+    return Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()

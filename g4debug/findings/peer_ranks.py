@@ -13,6 +13,7 @@ import contextlib
 import logging
 import os
 import select
+import stat
 import threading
 import time
 from collections.abc import Callable
@@ -176,10 +177,18 @@ class PeerRanks:
 
 
 def wake(seat: Seat) -> None:
-    """Wake the watcher of another process. One that cannot be woken looks by itself."""
+    """Wake the watcher of another process. One that cannot be woken looks by itself.
+
+    The seat of a dead process keeps its number, which another process may have got meanwhile, with
+    a file of its own there.
+    """
     with contextlib.suppress(OSError):
-        fd = os.open(f"/proc/{seat.pid}/fd/{seat.wake}", os.O_WRONLY | os.O_NONBLOCK)
+        path = f"/proc/{seat.pid}/fd/{seat.wake}"
+        if not stat.S_ISFIFO(os.stat(path).st_mode):
+            return
+        fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
         try:
-            os.write(fd, b"!")
+            if stat.S_ISFIFO(os.fstat(fd).st_mode):
+                os.write(fd, b"!")
         finally:
             os.close(fd)

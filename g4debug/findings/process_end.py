@@ -58,8 +58,8 @@ def began(pid: int) -> int:
 
 
 def runs(pid: int, since: int) -> bool:
-    """True if the process that began then still runs."""
-    return launch_memory.is_alive(pid) and began(pid) == since
+    """True if the process that began then still runs, or if that cannot be seen."""
+    return launch_memory.is_alive(pid) and began(pid) in (since, -1)
 
 
 def of(pid: int) -> End:

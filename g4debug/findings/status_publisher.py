@@ -86,7 +86,11 @@ class StatusPublisher:
                 self.board = None
                 raise
         if self.metrics is not None:
-            self.metrics.update()
+            try:
+                self.metrics.update()
+            except Exception:  # what doctor --pid shows would look like a stuck scheduler's
+                self.metrics = None
+                logger.exception("g4debug: /metrics is not told any more. Please report this.")
 
     def _answer_to(self, asked: bytes) -> None:
         """Write the dump that somebody asked for since the last time."""

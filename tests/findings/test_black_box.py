@@ -110,6 +110,13 @@ def test_what_is_written_is_read_back(box):
     assert found.blobs == {"about": b'{"a": 1}'}
 
 
+def test_texts_of_megabytes_are_not_remembered(box):
+    box.event(PageEvent(1, "extend", "full", (1,), 1, "r" * 10**6))
+    assert not box._texts
+    (event,) = read(box).events
+    assert event["request"] == "r" * 40
+
+
 def test_events_of_requests_are_read_back(box):
     def event(n):
         return RequestEvent(n, 10**18 + n, f"r{n}", "chunk", 64, 128, 300, 9, note="é" * 99)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import subprocess
 import sys
 import textwrap
@@ -12,7 +13,7 @@ import time
 
 import pytest
 
-from g4debug.findings import launch_memory, peer_ranks
+from g4debug.findings import launch_memory, peer_ranks, process_end
 from g4debug.findings.launch_memory import ALIVE, STOPPED, LaunchMemoryError, Stop
 from g4debug.findings.peer_ranks import PeerRanks
 
@@ -197,3 +198,29 @@ def test_nothing_is_done_where_nobody_has_joined():
     alone.watch(lambda seat: None)
     assert alone.first() is None
     assert not alone.found()
+
+
+def test_a_process_that_got_the_number_of_a_dead_rank_keeps_its_files(server, tmp_path):
+    with (tmp_path / "file").open("w+") as file:
+        file.write("somebody's data")
+        file.flush()
+        server.join("L")
+        server.memory.may_be_woken(file.fileno())
+        peer_ranks.wake(server.memory.seat(server.memory.mine))
+        file.seek(0)
+        assert file.read() == "somebody's data"
+
+
+def test_without_a_free_file_number_no_seat_is_taken_from_a_rank_that_lives(server):
+    with rank(1, "say(ready=True); time.sleep(60)") as process:
+        said(process)
+        began = process_end.began(process.pid)
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+        try:
+            number, runs = server.memory.take(), process_end.runs(process.pid, began)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert (number, runs) == (1, True)
+        assert not process_end.runs(process.pid, began + 1)
+        assert server.memory.seat(0).pid == process.pid

@@ -157,3 +157,19 @@ def test_a_dump_that_is_asked_for_is_written_once():
         assert len(asked) == 1
     finally:
         publisher.close()
+
+
+def test_metrics_that_fail_do_not_make_a_scheduler_look_stuck(caplog):
+    def fails():
+        raise OSError(28, "No space left on device")
+
+    publisher = StatusPublisher(Status(SimpleNamespace(step=7)), {})
+    publisher.open()
+    publisher.metrics = SimpleNamespace(update=fails)
+    try:
+        publisher.tell(4.0)
+        publisher.tell(5.0)
+        assert read(os.getpid())["told"] == 5.0
+        assert caplog.text.count("/metrics is not told any more") == 1
+    finally:
+        publisher.close()

@@ -104,6 +104,19 @@ def test_nobody_joins_a_request_that_was_admitted_so(tree):
     assert around_add(sglangs_add, Adder(tree, 512), req, False, None) is NO
 
 
+def test_an_argument_that_a_later_release_adds_is_passed_on(tree):
+    got = []
+
+    def later(adder, req, has_chunked_req, **named):
+        got.append(named)
+        return NO
+
+    req = Request(600)
+    for _ in range(2):
+        around_add(later, Adder(tree, 512), req, has_chunked_req=False, align=64, new="x")
+    assert got == [{"align": 64, "new": "x"}] * 3  # the second round asks once more
+
+
 def test_if_there_is_no_room_for_a_page_the_prefix_cache_goes(tree):
     req = Request(600)
     assert asked(req, 2, tree, 64).can_run_list == []

@@ -107,6 +107,15 @@ class Waiting(Pools):
         return self.without_swa(self.slots)
 
 
+def test_an_argument_that_a_later_release_adds_is_passed_on():
+    def later(adder, request, *more, **named):
+        adder.can_run_list.append(request)
+        return more, named
+
+    adder = SimpleNamespace(can_run_list=[])
+    assert around_add_chunked(later, adder, Pools, 1, new="x") == ((1,), {"new": "x"})
+
+
 @pytest.mark.parametrize("page", [1, 16, 64])
 @pytest.mark.parametrize("begin", [64, 100, 160, 320, 500, 704])
 def test_a_prompt_that_stays_parked_keeps_its_window_and_no_more(sglang, page, begin):

@@ -44,7 +44,7 @@ class Boxing:
         self.recorder = context.recorder
         self.box: BlackBox | None = None
         self.requests: RequestEvents | None = None  # if they are kept
-        self._due = 0
+        self._told_at = 0  # Unix time, which may be set back
         # The last step that was finished, and the last of which the checks were read.
         # Each with the replays up to it.
         self._finished = self._read = (0, 0)
@@ -154,8 +154,8 @@ class Boxing:
                 # What the checks of a step left is read behind the step in which it is finished.
                 self._read = self._finished
                 self._finished = self.waited.last, self.waited.replays
-                if at >= self._due:
-                    self._due = at + STATUS_NS
+                if abs(at - self._told_at) >= STATUS_NS:
+                    self._told_at = at
                     self._told()
             except Exception as e:
                 self._off(e)

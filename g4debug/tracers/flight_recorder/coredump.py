@@ -16,6 +16,7 @@ import hashlib
 import os
 import re
 import shutil
+import stat
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
@@ -117,12 +118,25 @@ def _of_folder(folder: Path) -> str:
             there = there.parent
         if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
             return f"{there} cannot be written"
+        for path in (there, *there.parents):
+            if _is_strangers(path):
+                return f"{path} was made by another user, where anybody may make a folder"
         free = shutil.disk_usage(there).free
     except OSError as e:  # a folder that may not be looked into, or a file system that is gone
         return f"{there} cannot be looked at ({e.strerror})"
     if free < ROOM:
         return f"{folder} has {free >> 20:,} MiB free, and a core dump may need {ROOM >> 20:,}"
     return ""
+
+
+def _is_strangers(path: Path) -> bool:
+    """True for a folder or link of another user in a folder such as ``/tmp``.
+
+    The driver follows links: whoever guesses the name of a core dump would have it written over any
+    file of this user.
+    """
+    anybody, parent = stat.S_ISVTX | stat.S_IWOTH, os.stat(path.parent).st_mode
+    return parent & anybody == anybody and os.lstat(path).st_uid not in (0, os.geteuid())
 
 
 def _too_old() -> str:

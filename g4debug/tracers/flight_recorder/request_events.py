@@ -26,6 +26,7 @@ NUMBERED = ARRIVALS[0]  # those that are on the tape
 # Why a request was aborted may quote what the user has sent. That stands behind one of these.
 QUOTED = re.compile(r"[\\'\"`:={}\[\]<>]")
 LONGEST = 120
+LONGEST_ID = 1024  # characters of an id; a client may choose one of megabytes, for each request
 LARGEST = 1 << 40  # whatever the user asks for
 STOPS = {
     "FINISH_LENGTH": "length",
@@ -111,6 +112,7 @@ class RequestEvents:
         note: str = "",
     ) -> None:
         self.count += 1
+        rid = rid[:LONGEST_ID]
         at = self.recorder.event_step, time.time_ns()
         more = begin, end, tokens, output, longest, number, allocated, evicted, note
         event = *at, rid, kind, *more
@@ -132,9 +134,8 @@ class RequestEvents:
             rid = str(getattr(req, "rid", ""))
             if rid and rid not in found and not req.finished():
                 kind = "runs" if queue.place in (Place.RUNS, Place.CHUNK) else "waits"
-                found[rid] = RequestEvent(
-                    self.recorder.step, time.time_ns(), rid, kind, **facts(req), note=queue.name
-                )
+                at, short = (self.recorder.step, time.time_ns()), rid[:LONGEST_ID]
+                found[rid] = RequestEvent(*at, short, kind, **facts(req), note=queue.name)
         return list(found.values())
 
 

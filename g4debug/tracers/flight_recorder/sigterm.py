@@ -60,7 +60,7 @@ class SigtermWatch:
         self._thread: threading.Thread | None = None
         self._read = self._write = self._other_fd = -1
         self._looked = threading.Event()
-        self._mask: set[Any] = set()  # the signal mask of the thread that forks
+        self._forks = threading.local()  # mask: the signal mask of a thread that forks
 
     def start(self) -> None:
         """Begin to watch. To be called in the main thread.
@@ -110,22 +110,22 @@ class SigtermWatch:
     def _hold(self) -> None:
         """Block them for a fork, so that none comes while the child still shares our pipe."""
         if self._write >= 0:
-            self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, self.previous.keys())
+            self._forks.mask = signal.pthread_sigmask(signal.SIG_BLOCK, self.previous.keys())
 
     def _let_go(self) -> None:
-        """Unblock them in the parent after a fork."""
-        if self._write >= 0:
-            signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+        """Unblock them after a fork, in the thread that forked. Others may fork meanwhile."""
+        mask = vars(self._forks).pop("mask", None)
+        if mask is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def _in_child(self) -> None:
         """Give up the pipe in the child after a fork, and unblock them."""
-        if self._write < 0:
-            return
         try:
-            self._forget()
-            os.close(self._read)
+            if self._write >= 0:
+                self._forget()
+                os.close(self._read)
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+            self._let_go()
 
     def _forget(self) -> None:
         for number, handler in self.previous.items():

@@ -249,11 +249,24 @@ def test_the_replays_are_those_of_the_steps_that_are_innocent(folder):
     boxing = Boxing(context, waited, lambda: "")
     boxing.begin()
     for n in range(1, 5):
-        boxing._due = 0
+        boxing._told_at = 0
         boxing.step(*step(n), 10**18)
         waited.last = waited.replays = n
     status = json.loads(black_box.content(boxing.box.path.read_bytes()).blobs["status"])
     assert status["finished"] == status["replays"] == 2
+    boxing.remove()
+
+
+def test_a_clock_that_is_set_back_leaves_no_old_status(folder):
+    context = Context.alone("flight-recorder", Settings(debug_dir=folder / "dumps"))
+    waited = SimpleNamespace(last=0, replays=0)
+    boxing = Boxing(context, waited, lambda: "")
+    boxing.begin()
+    for n in range(1, 5):
+        boxing.step(*step(n), 10**18 - n * 3600 * 10**9)
+        waited.last = n
+    status = json.loads(black_box.content(boxing.box.path.read_bytes()).blobs["status"])
+    assert status["finished"] == 2
     boxing.remove()
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -126,6 +128,23 @@ def test_where_none_can_be_written_none_is_asked_for(tmp_path, monkeypatch, fold
     monkeypatch.setattr(coredump.shutil, "disk_usage", lambda path: usage)
     assert armed(tmp_path / folder) == {}
     assert why in coredump.why_not(tmp_path / folder)
+
+
+def test_a_folder_that_a_stranger_has_made_in_tmp_gets_none(tmp_path, monkeypatch):
+    """The driver follows a link there, and would write over a file of this user."""
+    (dumps := tmp_path / "tmp" / "dumps").mkdir(parents=True)
+    (tmp_path / "tmp").chmod(0o1777)
+    assert coredump.why_not(dumps) == ""
+    lstat = os.lstat
+
+    def of_stranger(path):
+        return SimpleNamespace(st_uid=os.geteuid() + 1) if path == dumps else lstat(path)
+
+    monkeypatch.setattr(coredump.os, "lstat", of_stranger)
+    assert "another user" in coredump.why_not(dumps / "inner")
+    assert armed(dumps) == {}
+    (tmp_path / "tmp").chmod(0o700)  # nobody but this user has put that there
+    assert coredump.why_not(dumps) == ""
 
 
 def test_few_are_kept(tmp_path):

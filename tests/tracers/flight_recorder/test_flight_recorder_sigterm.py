@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 from real_engine import NOHUP, TERMINAL
 from warm import signals
 
-from g4debug.tracers.flight_recorder.sigterm import ALARM, LIMIT
+from g4debug.tracers.flight_recorder.sigterm import ALARM, LIMIT, SigtermWatch
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="signals as Linux has them")
 
@@ -215,6 +216,26 @@ def test_stuck_with_the_gil_it_cannot_look_but_dies(tmp_path, ignored):
     assert (status, seen) == (-signal.SIGALRM, "")
     assert signal.SIGTRAP - 1 < seconds < signal.SIGTRAP + SOON
     assert ALARM > LIMIT + 5  # as shipped: a dump that is being written is not cut off
+
+
+def test_threads_that_fork_at_the_same_time_keep_their_own_signals():
+    watch = SigtermWatch(lambda number: None, lambda: None, lambda why: None)
+    watch.previous, watch._write = {signal.SIGTERM: signal.SIG_DFL}, 0
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+    def fork_with_all_blocked() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        watch._hold()
+
+    try:
+        watch._hold()
+        other = threading.Thread(target=fork_with_all_blocked)
+        other.start()
+        other.join()
+        watch._let_go()
+        assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def test_a_forked_child_that_is_killed_is_not_us(tmp_path):

@@ -12,7 +12,7 @@ from g4debug.findings.record import RequestEvent
 from g4debug.settings import Settings
 from g4debug.tracers.base import Context
 from g4debug.tracers.flight_recorder import request_events
-from g4debug.tracers.flight_recorder.request_events import RequestEvents, how, public
+from g4debug.tracers.flight_recorder.request_events import LONGEST_ID, RequestEvents, how, public
 
 SECRET = "the tenant's own words"
 
@@ -96,6 +96,15 @@ def test_a_life(events: RequestEvents, context: Context) -> None:
     assert (retracted.tokens, retracted.output, retracted.note) == (103, 3, "")
     assert (ends.output, ends.allocated, ends.evicted, ends.note) == (3, 128, 64, "abort")
     assert all(e.time_ns > 0 for e in found)
+
+
+def test_ids_of_megabytes_are_not_kept(events: RequestEvents, context: Context) -> None:
+    long = req("a" * 10**6, reason=None)
+    events.messages(None, [asked(long.rid, 100)])
+    context.recorder.scheduler = SimpleNamespace(waiting_queue=[long])
+    assert [(e.kind, len(e.request)) for e in kept(events)] == [
+        ("arrives", LONGEST_ID), ("waits", LONGEST_ID),
+    ]  # fmt: skip
 
 
 def test_only_requests_that_the_tape_counts_have_a_number(events: RequestEvents) -> None:
