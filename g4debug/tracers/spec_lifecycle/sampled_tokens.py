@@ -40,7 +40,8 @@ class Sampling:
     """A step that samples one token for each request.
 
     lens: the lengths on the host, None of a prefill. before: of each request, the number of its
-    tokens and the last of them, when the result began to be processed.
+    tokens and the last of them, when the result began to be processed. stashes: SGLang stashes the
+    tokens in the FutureMap, in time for them to be sent to the host.
     """
 
     number: int
@@ -48,6 +49,7 @@ class Sampling:
     requests: tuple[Any, ...]
     copies: Copies
     lens: list[int] | None
+    stashes: bool = True
     seen: bool = False  # its sampling
     live: list[int] = field(default_factory=list)
     before: list[tuple[int, int | None]] = field(default_factory=list)
@@ -171,6 +173,7 @@ class SampledTokens:
             requests=tuple(batch.reqs),
             copies=Copies(self.pool),
             lens=None if lens is None else lens.tolist(),
+            stashes=batch.spec_algorithm.is_none() or getattr(scheduler, "enable_overlap", True),
         )
         self._check_committed(step)
 
@@ -230,6 +233,8 @@ class SampledTokens:
         step, tokens = self._now, result.next_token_ids
         if step is not None and step.seen and hasattr(tokens, "is_cuda"):
             step.copies.start(h.FORWARDED.key, tokens)
+            if not step.stashes:
+                step.copies.close()
         return result
 
     def before_stash(
@@ -268,7 +273,8 @@ class SampledTokens:
         step, self._processing = self._processing, None
         if step is None:
             return
-        self.judge("scheduler.stream_output", step, step.check())
+        if step.copies.get():  # what never passed by was not looked at, and is not counted
+            self.judge("scheduler.stream_output", step, step.check())
         tokens = (step.copies.get() or {}).get(h.SAMPLED.key, [])
         for row in step.live if len(tokens) == len(step.requests) else ():
             request = step.requests[row]
