@@ -33,6 +33,11 @@ UNKNOWN = (
     ("enable_hisparse", "HiSparse stages requests between prefill and decode"),
     ("dllm_algorithm", "a diffusion model gives several tokens at once"),
 )
+# What is left out of a batch with beams, by :mod:`.forward_inputs`, too.
+OF_BEAMS = (
+    "of a batch with a beam search no sampled tokens, rows, lengths or positions are checked",
+    "several rows of such a batch belong to one request, and this tracer was never run so",
+)
 
 
 @dataclass
@@ -160,7 +165,10 @@ class SampledTokens:
         if not self.judging or not batch.reqs or not (mode.is_decode() or mode.is_extend()):
             return
         # A batch that prefills and decodes at once, or in which rows belong to beams.
-        if mode.is_mixed() or any(getattr(r, "beam_group", None) for r in batch.reqs):
+        beams = any(getattr(r, "beam_group", None) for r in batch.reqs)
+        if beams:
+            self.context.limit(*OF_BEAMS)
+        if beams or mode.is_mixed():
             self.skips = True
             return
         decode = mode.is_decode()

@@ -81,3 +81,14 @@ def test_where_nothing_is_stashed_the_tokens_are_sent_to_the_host_all_the_same(
     monkeypatch.setattr(Copies, "close", lambda self: seen.append(self))
     Step(tmp_path, draft, overlap).run()
     assert len(seen) == closed
+
+
+def test_a_batch_with_a_beam_search_is_not_followed_and_that_is_said(tmp_path):
+    step = Step(tmp_path, draft=False)
+    step.run()
+    assert step.context.status.record().sound
+    step.request.beam_group = object()
+    step.run()
+    (limit,) = step.context.status.record().limits
+    assert limit.what.startswith("of a batch with a beam search no sampled tokens")
+    assert step.counted == {"sampled tokens": 1}
