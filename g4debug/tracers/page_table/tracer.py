@@ -295,6 +295,11 @@ class PageTableTracer(DeviceCheck[CheckedTable, Cell]):
             frozen = self.backends.is_frozen(backend)
             padding = adapter.padding(backend, batch, frozen) if captured else 0
             indices = adapter.indices(backend, batch)
+            if indices is None or indices.shape[0] < rows:
+                self._limit(
+                    "ranges only, where a forward has more rows than requests",
+                    "it is not known whose each of these rows is",
+                )
             truth = self.backends.truth(backend, batch, indices, rows, name, padding)
         return CheckedTable(
             adapter=adapter,
