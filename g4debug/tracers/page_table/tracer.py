@@ -134,6 +134,9 @@ class PageTableTracer(DeviceCheck[CheckedTable, Cell]):
                 f"this server has no {names()} attention backend, so there is nothing to check"
             )
             return result
+        later = unsupported.sized_later(scheduler)
+        if later is not None:
+            self.context.limit(*later)
         for why in sorted(self.backends.limits):
             self.context.limit("ranges only", why)
         if self.backends.partial is not None:
