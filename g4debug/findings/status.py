@@ -128,6 +128,7 @@ class Part:
         self.name = name
         self.mode = ""
         self.tallies: dict[str, Tally] = {}
+        self.captured: set[str] = set()  # modes of the forwards with a check in their CUDA graphs
         self._status = status
         self._limits: dict[str, Limit] = {}
         self._off: Limit | None = None

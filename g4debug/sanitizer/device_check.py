@@ -186,6 +186,8 @@ class DeviceCheck(ABC, Generic[C, S]):
             self._eager[checked.mailbox, self.snapshots.step] = self.remembered(checked)
             while len(self._eager) > 4 * IN_FLIGHT:
                 del self._eager[next(iter(self._eager))]
+        if checked.captured:
+            self.context.status.captured.add(checked.batch.forward_mode.name)
         self.count(n, f"{what} captured in CUDA graphs" if checked.captured else what)
         if not on_gpu:
             self.poll()

@@ -14,6 +14,18 @@ BACKEND = "nothing that the attention backend {} hands to its kernels is judged"
 PHASE = "nothing that attention reads in {} is judged"
 
 
+def sized_later(scheduler: Any) -> tuple[str, str] | None:
+    """What of ranges is not judged where SGLang gives its pools their size after its graphs."""
+    runner = getattr(getattr(scheduler, "tp_worker", None), "model_runner", None)
+    if not getattr(getattr(runner, "token_to_kv_pool", None), "post_capture_active", False):
+        return None
+    return (
+        "not what is behind the end of a pool, but before the largest that it might have had",
+        "with SGLANG_ENABLE_POST_CAPTURE_KV_SIZING a pool gets its size after the CUDA graphs, and "
+        "this tracer was never run so",
+    )
+
+
 def overlaps(server_args: Any) -> bool:
     """True if the scheduler works on the next batch while a forward runs."""
     return not server_argument(server_args, "disable_overlap_schedule")

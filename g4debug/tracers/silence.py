@@ -10,8 +10,9 @@ steps. It is one line of the log, and stands in the status and in every dump unt
 A tracer that looks at each forward is asked for each mode of a batch apart: one that judges every
 decode may be blind in every prefill. A count that a tracer calls ``steady`` is asked for by itself,
 in each mode in which it has ever grown: the others may go on without it. Healthy silence is none: a
-server without work makes no steps, a replay of a CUDA graph with a captured check is judged, and a
-tracer that has nothing to judge in a step says so (``Part.rests``).
+server without work makes no steps, a replay of a CUDA graph with a captured check is judged (of a
+prefill, if the graph of a prefill has one), and a tracer that has nothing to judge in a step says
+so (``Part.rests``).
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ from g4debug.tracers.base import Context, Tracer
 
 STEPS = 1000  # steps with work, in a row, in which nothing was judged
 CAPTURED = "captured in CUDA graphs"  # ends the name of a tally that grows when a graph is made
+# The modes of batches that replay the graphs of a prefill. SGLang captures these apart, so a check
+# in the graphs of a decode says nothing of them.
+PREFILLS = frozenset(("EXTEND", "MIXED", "SPLIT_PREFILL"))
 # A tally that only shows that a tracer was called, and not that there was something to judge.
 CALLED = "steps"
 
@@ -62,6 +66,8 @@ class Silence:
             if what != CALLED:
                 total += tally.count
                 captured += tally.count if what.endswith(CAPTURED) else 0
+        if mode in PREFILLS and each_forward and not part.captured & PREFILLS:
+            captured = 0
         grown = self._has_grown(part, "", total)
         key = part.name, "", mode if each_forward else ""
         if grown or (replayed and captured):

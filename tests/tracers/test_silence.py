@@ -87,6 +87,20 @@ def test_what_is_captured_in_a_graph_is_judged_in_each_replay(caplog):
     assert len(caplog.messages) == 3
 
 
+def test_a_check_in_the_graphs_of_a_decode_is_none_in_those_of_a_prefill(caplog):
+    server = Server(each_forward=True)
+    server.context.checked(1, "tables captured in CUDA graphs")
+    server.context.status.captured.add("DECODE")
+    server.steps(silence.STEPS, replay=True)
+    assert caplog.messages == []
+    server.steps(silence.STEPS, mode="EXTEND", replay=True)
+    (line,) = caplog.messages
+    assert "in 1000 steps of EXTEND batches since step 1001 " in line
+    server.context.status.captured.add("EXTEND")
+    server.steps(1, mode="EXTEND", replay=True)
+    assert caplog.messages[1:] == ["g4debug: page-table judges again of EXTEND batches"]
+
+
 @pytest.mark.parametrize("healthy", ["idle", "off", "rests", "judges-nothing-ever"])
 def test_a_healthy_silence_is_none(healthy, caplog):
     server = Server(judges=healthy != "judges-nothing-ever")

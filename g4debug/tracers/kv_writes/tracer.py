@@ -148,7 +148,9 @@ class KvWritesTracer(DeviceCheck[CheckedWrites, Write]):
                 self._stamps_of(inner, device)
                 self.trap = self.trap or TrapBuffer(device)
 
-    def after_scheduler_init(self, result: Any, *args: Any, **kwargs: Any) -> Any:
+    def after_scheduler_init(
+        self, result: Any, scheduler: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
         if not self.backends.known:
             self.context.off(
                 self.unjudged or "it has not seen how this server's attention backends were built"
@@ -159,6 +161,9 @@ class KvWritesTracer(DeviceCheck[CheckedWrites, Write]):
                 "this kind of draft has KV of its own, and writes into pages that it has given "
                 "back already",
             )
+        later = unsupported.sized_later(scheduler)
+        if later is not None:
+            self.context.limit(*later)
         for why in sorted(self.backends.limits):
             self.context.limit("ranges, and tokens that are written to one place", why)
         return result

@@ -134,6 +134,9 @@ class PageTableTracer(DeviceCheck[CheckedTable, Cell]):
                 f"this server has no {names()} attention backend, so there is nothing to check"
             )
             return result
+        later = unsupported.sized_later(scheduler)
+        if later is not None:
+            self.context.limit(*later)
         for why in sorted(self.backends.limits):
             self.context.limit("ranges only", why)
         if self.backends.partial is not None:
@@ -295,6 +298,11 @@ class PageTableTracer(DeviceCheck[CheckedTable, Cell]):
             frozen = self.backends.is_frozen(backend)
             padding = adapter.padding(backend, batch, frozen) if captured else 0
             indices = adapter.indices(backend, batch)
+            if indices is None or indices.shape[0] < rows:
+                self._limit(
+                    "ranges only, where a forward has more rows than requests",
+                    "it is not known whose each of these rows is",
+                )
             truth = self.backends.truth(backend, batch, indices, rows, name, padding)
         return CheckedTable(
             adapter=adapter,

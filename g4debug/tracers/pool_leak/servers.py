@@ -16,6 +16,16 @@ def has_sessions(tree: Any) -> bool:
     return any(getattr(one, "slots", None) for one in (tree, getattr(tree, "session", None)))
 
 
+def other_pools(scheduler: Any) -> tuple[str, str] | None:
+    """What of this server's memory is not counted, and why; None if all of it is."""
+    if getattr(getattr(scheduler, "req_to_token_pool", None), "mamba_pool", None) is None:
+        return None
+    return (
+        "not the states of linear layers",
+        "they lie in a pool of their own (mamba_pool), of which no book is kept",
+    )
+
+
 def unusable(scheduler: Any) -> str:
     """Why this server cannot be checked, '' if it can."""
     cache = scheduler.tree_cache

@@ -44,7 +44,7 @@ from g4debug.tracers.pool_leak.report import (
     describe_rows,
     worst,
 )
-from g4debug.tracers.pool_leak.servers import has_sessions, unusable
+from g4debug.tracers.pool_leak.servers import has_sessions, other_pools, unusable
 from g4debug.tracers.silence import STEPS as SILENT
 
 REMEMBERED = 4096  # requests whose release is remembered
@@ -248,8 +248,11 @@ class PoolLeakTracer:
         if self._usable is None:
             why = unusable(scheduler)
             self._usable = not why
+            left_out = other_pools(scheduler)
             if why:
                 self.context.off(why)
+            elif left_out is not None:
+                self.context.limit(*left_out)
         return self._usable
 
 

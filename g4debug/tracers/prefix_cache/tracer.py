@@ -266,6 +266,10 @@ class PrefixCacheTracer:
         slots = prefix_tree.slots(tree, request) if fits else None
         if slots is None or len(slots) < now.tokens:
             rows.forget(row)
+            if now.tokens:
+                self.context.limit(
+                    ROWS, "of some requests the prefix cache does not tell which pages it has"
+                )
             return 0
         rows.learn(row, request, now, slots)
         return now.tokens
@@ -341,6 +345,11 @@ class PrefixCacheTracer:
         if self._agreed.get(row) == now or not self._judges(tree):
             return
         held = prefix_tree.end(tree, node)
+        if held is None:
+            self.context.limit(
+                "not whether cache_protected_len is where a request's last node ends",
+                "the prefix cache does not tell where its nodes end",
+            )
         if held in (None, lent):
             self._agreed[row] = now
             return

@@ -27,6 +27,7 @@ from g4debug.tracers.rank_divergence.report import describe
 
 LOOK_EVERY = 256  # steps between two looks at who there is
 SITE = "scheduler.run_batch"
+MISSING = "not all ranks of this host, but those that are there"
 
 
 class Peer:
@@ -134,6 +135,10 @@ class RankDivergence:
             if (seat.dp, seat.pp) == (me.dp, me.pp) and seat.tp >= 0 and seat.pid > 0
         ]
         self._complete = len(same) >= self._expected
+        if self._complete:
+            self.context.status.lift(MISSING, "all of them are there")
+        elif step >= LOOK_EVERY:
+            self.context.limit(MISSING, "of the others nothing is in the memory that ranks share")
         first = min([me.tp, *(seat.tp for seat in same)])
         for seat in same:
             known = self.peers.get(seat.number)

@@ -33,6 +33,11 @@ UNKNOWN = (
     ("enable_hisparse", "HiSparse stages requests between prefill and decode"),
     ("dllm_algorithm", "a diffusion model gives several tokens at once"),
 )
+# What is left out of a batch with beams, by :mod:`.forward_inputs`, too.
+OF_BEAMS = (
+    "of a batch with a beam search no sampled tokens, rows, lengths or positions are checked",
+    "several rows of such a batch belong to one request, and this tracer was never run so",
+)
 
 
 @dataclass
@@ -40,7 +45,8 @@ class Sampling:
     """A step that samples one token for each request.
 
     lens: the lengths on the host, None of a prefill. before: of each request, the number of its
-    tokens and the last of them, when the result began to be processed.
+    tokens and the last of them, when the result began to be processed. stashes: SGLang stashes the
+    tokens in the FutureMap, in time for them to be sent to the host.
     """
 
     number: int
@@ -48,6 +54,7 @@ class Sampling:
     requests: tuple[Any, ...]
     copies: Copies
     lens: list[int] | None
+    stashes: bool = True
     seen: bool = False  # its sampling
     live: list[int] = field(default_factory=list)
     before: list[tuple[int, int | None]] = field(default_factory=list)
@@ -158,7 +165,10 @@ class SampledTokens:
         if not self.judging or not batch.reqs or not (mode.is_decode() or mode.is_extend()):
             return
         # A batch that prefills and decodes at once, or in which rows belong to beams.
-        if mode.is_mixed() or any(getattr(r, "beam_group", None) for r in batch.reqs):
+        beams = any(getattr(r, "beam_group", None) for r in batch.reqs)
+        if beams:
+            self.context.limit(*OF_BEAMS)
+        if beams or mode.is_mixed():
             self.skips = True
             return
         decode = mode.is_decode()
@@ -171,6 +181,7 @@ class SampledTokens:
             requests=tuple(batch.reqs),
             copies=Copies(self.pool),
             lens=None if lens is None else lens.tolist(),
+            stashes=batch.spec_algorithm.is_none() or getattr(scheduler, "enable_overlap", True),
         )
         self._check_committed(step)
 
@@ -230,6 +241,8 @@ class SampledTokens:
         step, tokens = self._now, result.next_token_ids
         if step is not None and step.seen and hasattr(tokens, "is_cuda"):
             step.copies.start(h.FORWARDED.key, tokens)
+            if not step.stashes:
+                step.copies.close()
         return result
 
     def before_stash(
@@ -268,7 +281,8 @@ class SampledTokens:
         step, self._processing = self._processing, None
         if step is None:
             return
-        self.judge("scheduler.stream_output", step, step.check())
+        if step.copies.get():  # what never passed by was not looked at, and is not counted
+            self.judge("scheduler.stream_output", step, step.check())
         tokens = (step.copies.get() or {}).get(h.SAMPLED.key, [])
         for row in step.live if len(tokens) == len(step.requests) else ():
             request = step.requests[row]

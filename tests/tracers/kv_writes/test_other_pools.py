@@ -179,3 +179,12 @@ def test_a_failure_of_ours_is_said_as_what_it_is_and_ends_no_forward(it, monkeyp
     del it.batch.out_cache_loc
     it.attention(write=False)
     assert "its hook missed is off" in it.limits()
+
+
+def test_a_pool_that_gets_its_size_after_the_graphs_is_told_of(it):
+    it.runner.token_to_kv_pool = SimpleNamespace(post_capture_active=True)
+    it.tracer.after_scheduler_init(
+        None, SimpleNamespace(tp_worker=SimpleNamespace(model_runner=it.runner))
+    )
+    (limit,) = it.tracer.context.status.record().limits
+    assert "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING" in limit.why

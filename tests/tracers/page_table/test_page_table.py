@@ -386,3 +386,18 @@ def test_a_check_in_a_graph_is_not_used_again(arm, monkeypatch):
         it.captured = True
     rig.step(backend, "decode", rig.requests[-3:])
     assert all(it.batch is batch for it in checks.values())
+
+
+def test_rows_of_nobody_are_checked_for_ranges_only_and_that_is_said(arm):
+    arm(**DEBUG)
+    rig = Rig()
+    backend, batch = prepared(rig)
+    rig.forward(backend, batch)
+    (status,) = (t for t in plugin.in_force.recorder.status.records() if t.name == "page-table")
+    assert status.sound
+    batch.req_pool_indices = batch.req_pool_indices[:2]  # of three rows
+    rig.forward(backend, batch)
+    (status,) = (t for t in plugin.in_force.recorder.status.records() if t.name == "page-table")
+    assert [x.what for x in status.limits] == [
+        "ranges only, where a forward has more rows than requests"
+    ]

@@ -162,6 +162,44 @@ def test_a_server_without_a_prefix_cache_has_nothing_to_judge_and_is_sound(tmp_p
     assert record.state == "nothing to judge: this server keeps no prefix cache"
 
 
+def lent_one(folder, tree):
+    """A tracer, its rows and a request whose first 32 tokens are the prefix cache's."""
+    tracer = PrefixCacheTracer(
+        Context.alone("prefix-cache", Settings(debug=True, debug_dir=folder), ledger=True)
+    )
+    tracer._judges = lambda tree: True
+    request = Request()
+    request.rid, request.req_pool_idx, request.cache_protected_len = "r", 1, 32
+    request.last_node, request.kv = 7, None
+    tracer._judge_protected(tree, request, "scheduler.run_batch")
+    return tracer, LentRows(torch.zeros((3, 64), dtype=torch.int32)), request
+
+
+@pytest.mark.parametrize("told", [32, 16, None])
+def test_where_the_prefix_cache_does_not_tell_its_pages_the_limit_does(told, tmp_path):
+    def slots(node, root):
+        if told is None:
+            raise RuntimeError("no such node")
+        return torch.arange(told)
+
+    node = SimpleNamespace(id=7, key=range(32), parent=SimpleNamespace(parent=None), value=[0] * 32)
+    core = SimpleNamespace(
+        root_node=node.parent, node_by_id=lambda number: node, collect_full_device_indices=slots
+    )
+    tree = SimpleNamespace(page_size=16, tree_core=core, root_node_handle=lambda space: 0)
+    tracer, rows, request = lent_one(tmp_path, tree)
+    assert tracer._learn(tree, rows, request) == (told if told == 32 else 0)
+    limits = [limit.what for limit in tracer.context.status.record().limits]
+    assert limits == ([] if told == 32 else [ROWS])
+
+
+def test_where_a_node_ends_that_does_not_say_so_the_limit_does(tmp_path):
+    native = SimpleNamespace(tree_core=SimpleNamespace())  # a tree in Rust that shows no path
+    tracer, _, _ = lent_one(tmp_path, native)
+    (limit,) = tracer.context.status.record().limits
+    assert "cache_protected_len" in limit.what
+
+
 def test_a_step_without_a_comparison_keeps_its_place():
     table = torch.zeros((3, 64), dtype=torch.int32)
     rows = LentRows(table)

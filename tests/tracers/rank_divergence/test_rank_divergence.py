@@ -16,6 +16,7 @@ from g4debug.findings.record import Step
 from g4debug.settings import Settings
 from g4debug.tracers.rank_divergence import canary, digest, ring
 from g4debug.tracers.rank_divergence.check import compare
+from g4debug.tracers.rank_divergence.tracer import LOOK_EVERY, MISSING
 from g4debug.trapping.trap import TrapError
 
 MODES = ("DECODE", "EXTEND", "MIXED")
@@ -178,6 +179,22 @@ def test_a_rank_that_is_far_ahead_is_compared_again_later(ranks):
     assert count(second) == 0
     with pytest.raises(TrapError, match=f"in step {200 - ring.STEPS}"):
         second.step(200 - ring.STEPS, ("other",))
+
+
+def test_a_rank_that_never_comes_is_told_of_until_it_is_there(ranks):
+    first, _ = ranks
+    first.scheduler.server_args.tp_size = 3  # of which two are there
+    first.tracer.after_init(None, first.scheduler)
+    limits = first.tracer.context.status.record
+
+    for number in range(1, LOOK_EVERY):
+        first.step(number, ("a",))
+    assert MISSING not in [x.what for x in limits().limits], "it may still be starting"
+    first.step(LOOK_EVERY, ("a",))
+    assert MISSING in [x.what for x in limits().limits]
+    first.tracer._expected = 1
+    first.step(LOOK_EVERY + 1, ("a",))
+    assert MISSING not in [x.what for x in limits().limits]
 
 
 @pytest.mark.parametrize("field", ["dp_rank", "pp_rank"])
