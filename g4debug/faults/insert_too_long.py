@@ -22,7 +22,8 @@ def install(injection: Injection) -> None:
     ) -> Any:
         inner = prefix_tree.innermost(tree)
         size, has = int(getattr(inner, "page_size", 1)), req_kv.allocated(request)
-        given = args[0] if args else kwargs.get("is_insert", True)
+        # From 0.5.23 on the argument is called "checkpoint", and can only be given by name.
+        given = args[0] if args else kwargs.get("is_insert", kwargs.get("checkpoint", True))
         keeps = bool(given) and hasattr(inner, "insert") and not getattr(inner, "disable", False)
         if not keeps or req_kv.row(request) < 0 or has < size or injection.fire() is None:
             return call_next(request, tree, *args, **kwargs)
