@@ -7,6 +7,7 @@ from typing import Any
 from g4debug.hooking import targets
 from g4debug.hooking.older import older_module
 from g4debug.hooking.resolved import dp_attention, server_argument
+from g4debug.tracers.base import Context
 
 # The limits in the status of page-table for a backend, or a phase of serving, that it does not look
 # at. The other backends and phases can still be called innocent.
@@ -14,16 +15,15 @@ BACKEND = "nothing that the attention backend {} hands to its kernels is judged"
 PHASE = "nothing that attention reads in {} is judged"
 
 
-def sized_later(scheduler: Any) -> tuple[str, str] | None:
-    """What of ranges is not judged where SGLang gives its pools their size after its graphs."""
+def tell_of_later_sizes(context: Context, scheduler: Any) -> None:
+    """Limit the ranges of a tracer where SGLang gives its pools their size after its graphs."""
     runner = getattr(getattr(scheduler, "tp_worker", None), "model_runner", None)
-    if not getattr(getattr(runner, "token_to_kv_pool", None), "post_capture_active", False):
-        return None
-    return (
-        "not what is behind the end of a pool, but before the largest that it might have had",
-        "with SGLANG_ENABLE_POST_CAPTURE_KV_SIZING a pool gets its size after the CUDA graphs, and "
-        "this tracer was never run so",
-    )
+    if getattr(getattr(runner, "token_to_kv_pool", None), "post_capture_active", False):
+        context.limit(
+            "not what is behind the end of a pool, but before the largest that it might have had",
+            "with SGLANG_ENABLE_POST_CAPTURE_KV_SIZING a pool gets its size after the CUDA graphs, "
+            "and this tracer was never run so",
+        )
 
 
 def overlaps(server_args: Any) -> bool:

@@ -161,9 +161,7 @@ class KvWritesTracer(DeviceCheck[CheckedWrites, Write]):
                 "this kind of draft has KV of its own, and writes into pages that it has given "
                 "back already",
             )
-        later = unsupported.sized_later(scheduler)
-        if later is not None:
-            self.context.limit(*later)
+        unsupported.tell_of_later_sizes(self.context, scheduler)
         for why in sorted(self.backends.limits):
             self.context.limit("ranges, and tokens that are written to one place", why)
         return result

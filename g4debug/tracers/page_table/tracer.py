@@ -134,9 +134,7 @@ class PageTableTracer(DeviceCheck[CheckedTable, Cell]):
                 f"this server has no {names()} attention backend, so there is nothing to check"
             )
             return result
-        later = unsupported.sized_later(scheduler)
-        if later is not None:
-            self.context.limit(*later)
+        unsupported.tell_of_later_sizes(self.context, scheduler)
         for why in sorted(self.backends.limits):
             self.context.limit("ranges only", why)
         if self.backends.partial is not None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from g4debug.hooking.resolved import server_argument
 from g4debug.sanitizer.unsupported import other_books
+from g4debug.tracers.base import Context
 
 # The prefix caches that are known here. A subclass may hold pages elsewhere (in host memory).
 CACHES = ("SWARadixCache", "RadixCache", "SWAChunkCache", "ChunkCache", "UnifiedRadixCache")
@@ -16,14 +17,19 @@ def has_sessions(tree: Any) -> bool:
     return any(getattr(one, "slots", None) for one in (tree, getattr(tree, "session", None)))
 
 
-def other_pools(scheduler: Any) -> tuple[str, str] | None:
-    """What of this server's memory is not counted, and why; None if all of it is."""
-    if getattr(getattr(scheduler, "req_to_token_pool", None), "mamba_pool", None) is None:
-        return None
-    return (
-        "not the states of linear layers",
-        "they lie in a pool of their own (mamba_pool), of which no book is kept",
-    )
+def is_counted(context: Context, scheduler: Any, why: str) -> bool:
+    """Tell the status what of this server is not counted. True if some of it is.
+
+    why: nothing is, for this reason; '' if there is none.
+    """
+    if why:
+        context.off(why)
+    elif getattr(getattr(scheduler, "req_to_token_pool", None), "mamba_pool", None) is not None:
+        context.limit(
+            "not the states of linear layers",
+            "they lie in a pool of their own (mamba_pool), of which no book is kept",
+        )
+    return not why
 
 
 def unusable(scheduler: Any) -> str:

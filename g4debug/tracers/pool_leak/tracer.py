@@ -44,7 +44,7 @@ from g4debug.tracers.pool_leak.report import (
     describe_rows,
     worst,
 )
-from g4debug.tracers.pool_leak.servers import has_sessions, other_pools, unusable
+from g4debug.tracers.pool_leak.servers import has_sessions, is_counted, unusable
 from g4debug.tracers.silence import STEPS as SILENT
 
 REMEMBERED = 4096  # requests whose release is remembered
@@ -246,13 +246,7 @@ class PoolLeakTracer:
     def _is_usable(self, scheduler: Any) -> bool:
         """True if everything that can hold pages in this server is known here."""
         if self._usable is None:
-            why = unusable(scheduler)
-            self._usable = not why
-            left_out = other_pools(scheduler)
-            if why:
-                self.context.off(why)
-            elif left_out is not None:
-                self.context.limit(*left_out)
+            self._usable = is_counted(self.context, scheduler, unusable(scheduler))
         return self._usable
 
 

@@ -25,7 +25,7 @@ from g4debug.findings.steps import pool_sizes
 from g4debug.hooking import prefix_tree
 from g4debug.hooking.resolved import server_argument
 from g4debug.tracers.base import Context, Tracer
-from g4debug.tracers.pool_leak.servers import has_sessions, other_pools, unusable
+from g4debug.tracers.pool_leak.servers import has_sessions, is_counted, unusable
 
 WHY = (
     "SGLANG_TRTLLM_MHA_DEBUG=watch compares SGLang's own counts and keeps no books, so it does not "
@@ -122,12 +122,7 @@ class IdleCounts:
             mode = server_argument(scheduler.server_args, "disaggregation_mode", "null")
             if not why and mode != "null":
                 why = "prefill and decode are disaggregated, and the counts were never read so"
-            self._usable = not why
-            left_out = other_pools(scheduler)
-            if why:
-                self.context.off(why)
-            elif left_out is not None:
-                self.context.limit(*left_out)
+            self._usable = is_counted(self.context, scheduler, why)
         return self._usable
 
 
