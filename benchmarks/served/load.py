@@ -26,7 +26,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from harness.engine import greedy
+from harness.engine import flush, greedy
 from measuring import load
 from measuring.load import Request
 
@@ -118,7 +118,7 @@ async def edges(engine: Any, shape: load.Shape, question: dict[str, Any]) -> lis
 
 def answer(engine: Any, device: str, question: dict[str, Any]) -> dict[str, Any]:
     if "flush" in question:
-        engine.flush_cache()
+        flush(engine)
         return {"rows": []}
     found = engine.loop.run_until_complete(rows_of(engine, load.SHAPES[device], question))
     return {"rows": found}

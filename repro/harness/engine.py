@@ -33,6 +33,17 @@ def greedy(tokens: int) -> dict[str, Any]:
     return {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
 
 
+def flush(engine: Any, seconds: float = 60.0) -> None:
+    """Empty the prefix cache. Raises RuntimeError if the server is not idle within that time.
+
+    ``Engine.flush_cache`` does not wait. The last answer is sent before the scheduler counts itself
+    as idle, so on a busy machine it may be refused, and then the caches stay full.
+    """
+    done = engine.loop.run_until_complete(engine.tokenizer_manager.flush_cache(timeout_s=seconds))
+    if not done.success:
+        raise RuntimeError(f"the caches were not flushed within {seconds:.0f} s: {done.message}")
+
+
 def made(device: str, workload: str, requests: int) -> Workload:
     """The workload ``MODULE`` or ``MODULE:NAME``, a module below ``repro/``.
 

@@ -3,6 +3,7 @@
 import json
 import sys
 
+from harness.engine import flush
 from harness.mixed import engine as arguments
 from harness.mixed import requests
 
@@ -26,9 +27,7 @@ def main():
             )
             assert [len(o["output_ids"]) for o in outputs] == [r.output for r in batch]
             served += len(outputs)
-            # The last answer is sent before the server counts itself as idle: wait for that.
-            flush = engine.tokenizer_manager.flush_cache(timeout_s=60)
-            assert engine.loop.run_until_complete(flush).success
+            flush(engine)
         print("RESULT", json.dumps(served), flush=True)
     finally:
         engine.shutdown()

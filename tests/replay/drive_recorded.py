@@ -128,7 +128,7 @@ def main() -> None:
             engine.loop.run_until_complete(asked)
     if order.get("flush"):
         time.sleep(1)  # a flush that comes a moment too early waits, and a tape cannot carry that
-        engine.flush_cache()
+        assert engine.flush_cache().success
         engine.loop.run_until_complete(traffic.run(order["flush"], order["together"]))
     if order.get("tape"):
         import os

@@ -64,7 +64,7 @@ def main(device: str, result: Path, server: str, seeds: list[int]) -> None:
         # One after the other: what the pools look like then is the same in each run.
         for prompt, length in zip(prompts(), lengths, strict=True):
             it.generate(input_ids=prompt, sampling_params=greedy(length))
-        it.flush_cache()
+        engine.flush(it)
         (folder / forks.GO).touch()
         end = time.monotonic() + PATIENCE + forks.SECONDS * (len(seeds) + 2)
         while not (folder / forks.DONE).exists() and time.monotonic() < end:

@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "repro"))
 
 def main():
     import sglang
+    from harness.engine import flush
     from harness.mixed import on_gpu
 
     rng = random.Random(7)
@@ -63,7 +64,7 @@ def main():
         )
 
     many = together(wanted)
-    engine.flush_cache()
+    flush(engine)
     turned = together(wanted[::-1])[::-1]
     overlap = not engine.server_args.disable_overlap_schedule
     found = {"alone": answers(alone), "many": answers(many), "turned": answers(turned)}
