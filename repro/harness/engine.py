@@ -36,12 +36,15 @@ def greedy(tokens: int) -> dict[str, Any]:
 def flush(engine: Any, seconds: float = 60.0) -> None:
     """Empty the prefix cache. Raises RuntimeError if the server is not idle within that time.
 
-    ``Engine.flush_cache`` does not wait. The last answer is sent before the scheduler counts itself
-    as idle, so on a busy machine it may be refused, and then the caches stay full.
+    The last answer is sent before the scheduler counts itself as idle, so on a busy machine it may
+    refuse, and then the caches stay full. It is asked again here; a flush that SGLang lets wait is
+    something that no tape can carry.
     """
-    done = engine.loop.run_until_complete(engine.tokenizer_manager.flush_cache(timeout_s=seconds))
-    if not done.success:
-        raise RuntimeError(f"the caches were not flushed within {seconds:.0f} s: {done.message}")
+    end = time.monotonic() + seconds
+    while not (done := engine.flush_cache()).success:
+        if time.monotonic() > end:
+            raise RuntimeError(f"the caches were not flushed in {seconds:.0f} s: {done.message}")
+        time.sleep(0.1)
 
 
 def made(device: str, workload: str, requests: int) -> Workload:
