@@ -77,8 +77,8 @@ def main() -> None:
 
     cpu.prepare()
     sys.path.insert(0, str(ROOT / "tests" / "support"))
+    import arguments
     import real_layer
-    from sglang.srt.server_args import get_global_server_args
 
     from g4debug.cpu.geometry import TINY
     from g4debug.cpu.models import write
@@ -90,7 +90,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="g4debug-rounding-") as folder, torch.no_grad():
         target, _ = write(TINY, Path(folder) / "tiny")
         with real_layer.one_process(str(target)):
-            get_global_server_args().mm_attention_backend = "triton_attn"
+            arguments.set_vision_attention("triton_attn")
             made = tower(args.layers, args.logits)
             right = run(made, args.side, ours=False)
             made.bfloat16()

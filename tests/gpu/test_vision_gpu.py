@@ -154,16 +154,16 @@ def tower(tmp_path):
     """Makes a seeded Gemma4VisionEncoder of four layers with bounds that bite, and attention's
     logits of size 1, as in a trained tower (benchmarks/vision_rounding.py)."""
     pytest.importorskip("sglang")
+    import arguments
     import real_layer
     import real_tower
     from sglang.srt.layers.utils.multi_platform import MultiPlatformOp
-    from sglang.srt.server_args import get_global_server_args
 
     from g4debug.cpu.geometry import TINY
     from g4debug.cpu.models import write
 
     def make(size: str, attention: str | None, dtype: torch.dtype = torch.bfloat16):
-        get_global_server_args().mm_attention_backend = attention
+        arguments.set_vision_attention(attention)
         made = real_tower.tower({"num_hidden_layers": 4, **TOWERS[size]}, 1.0)
         real_tower.logits_of_size(made, 1.0)
         made.to("cuda", torch.bfloat16)
