@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import releases
 from real_engine import ENGINE, drive, dumps_in
 
 from g4debug import cli
@@ -27,6 +28,8 @@ from g4debug.findings.record import TrapRecord
 from g4debug.findings.tape import Code
 from g4debug.findings.tape_record import data, pack
 from g4debug.hooking import targets
+from g4debug.replay import host
+from g4debug.replay.setting import CannotReplay
 
 pytestmark = ENGINE
 DRIVER = str(Path(__file__).with_name("drive_recorded.py"))
@@ -297,6 +300,22 @@ def test_a_bug_of_sglangs_own_comes_again_with_fewer_requests(
     again = replay(tmp_path, reading.read(small), capsys)
     assert again["code"] == 0, again
     assert again["requests"] == len(shrunk["kept"])
+
+
+@pytest.mark.written_for("locked-prefix")
+def test_it_does_not_come_on_the_newest_release(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The scheduler of another release, from an environment that is there, gets the requests."""
+    newest = str(releases.newest())
+    try:
+        host.python(newest)
+    except CannotReplay as e:
+        pytest.skip(str(e))
+    record = reading.read(Path(__file__).with_name("locked-prefix-0.5.12.post1.pt"))
+    result = replay(tmp_path, record, capsys, "--pages-only", "--sglang", newest)
+    assert result["code"] == 0, result
+    assert _does_not_come(result, f"SGLang {newest}")
 
 
 @pytest.mark.once("its dump is of the newest release")
