@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -54,12 +55,12 @@ def byte_tokenizer(folder: Path, model: str) -> Mapping[str, Any]:
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
     made.add_special_tokens([AddedToken(t, special=True) for t in SPECIAL_TOKENS])
-    target = folder / "target"
-    target.mkdir(exist_ok=True)
+    # The two engines of a group begin at the same time, so each has a folder of its own.
+    target = Path(tempfile.mkdtemp(prefix="target-", dir=folder))
     made.save(str(target / "tokenizer.json"))
     for file in toys.load(model).models()[0].iterdir():  # the toy's weights, and all else
         link = target / file.name
-        if file.name != "tokenizer.json" and not link.exists():
+        if file.name != "tokenizer.json":
             link.symlink_to(file)
     return {"model_path": str(target)}
 
