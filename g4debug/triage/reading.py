@@ -317,8 +317,8 @@ class Reader:
         self._number += 1
         head = data[:KEPT]
         if (found := lines.head(head)) is not None:
-            self._time(found[1], head)
-            if found[2]:
+            self._time(found[0], head)
+            if found[1]:
                 self._serves()
         # Most of a log are SGLang's statistics, and they accuse nobody.
         statistics = any(word in head for word in _STATISTICS)
