@@ -57,7 +57,9 @@ _WORDS = (
     "|swa_tombstone|fallen off|appear to have|fmhaSm100f|page-table|switch fix|so a finding could"
     "|sigquit|SIGQUIT|ECC |transfer failed|handshake failed|bootstrap failed|ERROR|Terminating"
     "|launch failure|Health check|Timed out waiting|huggingface|gated repo|Interrupt|warmup error"
-    "|aborted request|Memory access|to bind on"
+    "|aborted request|Memory access|to bind on|nvshmem|AlignedAllocator|[Nn]inja|find nvcc|DeepEP"
+    "|KV double|KV page|onitoredBarrier|other ranks|SocketImpl|TCPStore|recognize this"
+    "|device function"
 )
 TRIGGER = re.compile(_WORDS.encode())
 _STARTS = re.compile(r"[^'\"]{0,120}server_args=(?:ServerArgs\(|\{)")  # a dict since 0.5.23
@@ -410,6 +412,8 @@ class Reader:
         for one in PATTERNS:
             if one.regex.search(text) is None or not self._fits(one, text):
                 continue
+            if one.own and not (line.prefixed or self._single):
+                continue
             if (pattern := _of_server(one, launch.server)) is None:
                 continue
             if pattern is HEALTH and "SIGTERM" not in text:
@@ -447,6 +451,8 @@ class Reader:
             context = list(self._traceback)[-INNERMOST - 1 :]
         if pattern.innermost:
             context = [x for x in context if x.lstrip().startswith("File ")][-1:]
+            # What is only being made has no state yet that could be wrong: it refuses an argument.
+            context = [x for x in context if not x.rstrip().endswith(", in __init__")]
         return any(frame in one for frame in pattern.frames for one in context)
 
     def _add(
