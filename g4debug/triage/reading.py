@@ -216,6 +216,9 @@ def _known(marks: list[Mark]) -> Mark | None:
 
 def _of_early(early: list[Mark]) -> Mark:
     """The first of them, or what explains it and is told a little later."""
+    if any(m.raised for m in early):
+        thrown = {m.pattern for m in early if not _loose(m)}
+        early = [m for m in early if m.pattern in thrown]
     chosen = early[0]
     if chosen.stage == Stage.CAUSE:
         return chosen
@@ -228,6 +231,11 @@ def _of_early(early: list[Mark]) -> Mark:
         same = (m for m in near if m.pattern is not UNKNOWN)
         return next((m for m in same if m.rank == chosen.rank or _same_block(m, chosen)), chosen)
     return chosen
+
+
+def _loose(mark: Mark) -> bool:
+    """Whether it is only said, and nobody raised it: at a start something else may be tried."""
+    return mark.pattern.section == OTHER and not (mark.raised or mark.pattern.explains)
 
 
 def _explains(mark: Mark, chosen: Mark) -> bool:
