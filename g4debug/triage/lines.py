@@ -1,8 +1,9 @@
 """The lines of a log, whatever has carried it: bounded, clean, and without what wrapped them.
 
 SGLang's own prefix ``[2026-11-27 06:32:01 DP0 TP1 PP0]`` says when and on which rank. Around it
-there may be the words of kubectl, docker, journald or Ray. A log is anybody's text: a line may be
-endless, may steer a terminal, and may quote what a client has sent.
+there may be the words of kubectl, docker, journald, a cloud or Ray; Dynamo has a prefix of its own.
+A log is anybody's text: a line may be endless, may steer a terminal, and may quote what a client
+has sent.
 """
 
 from __future__ import annotations
@@ -24,15 +25,23 @@ KEPT = 500  # characters of a line that are remembered
 
 _CARRIER = (
     r"(?:\[pod/[^\]]{1,200}\] |\([A-Za-z]\w{0,60} pid=\d+[^)]{0,60}\) |[\w.-]{1,60} +\| "
-    r"|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:?\d\d) (?:std(?:out|err) [FP] )?"
+    r"|(?:[A-Z]{4,8} )?\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:?\d\d)[ \t]"
+    r"(?:std(?:out|err) [FP] )?"
     r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d [\w.-]{1,60} [\w./@-]{1,60}(?:\[\d+\])?: )"
 )
 _CARRIERS = re.compile(f"^{_CARRIER}")
 _STAMP = r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:\.\d+)?"
-_PREFIX = re.compile(rf"^{_STAMP}((?: [A-Z]{{2,5}}\d+)*)\] ")
-_SERVES = rf"{_STAMP}(?: [A-Z]{{2,5}}\d+)*\] (Decode batch|Prefill batch|The server is fired up)?"
-_PLAIN = re.compile(_SERVES.encode())
-_CARRIED = re.compile(rf'(?:\{{"log":")?(?:\x1b\[[\d;]*m)?{_CARRIER}{{0,3}}{_SERVES}'.encode())
+_RANKS = r"(?: [A-Z][A-Z_]{1,8}\d+)*"  # as DP0 ATTN_CP1 TP1
+_PREFIX = re.compile(rf"^{_STAMP}({_RANKS})\] ")
+# Dynamo's: it forms SGLang's lines itself, without the rank.
+_TRACING = (
+    r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d{1,9})?Z +(?:DEBUG|INFO|WARN|ERROR) +[\w.:]{1,120}: "
+)
+_TRACED = re.compile(f"^{_TRACING}()")
+_SERVES = "(Decode batch|Prefill batch|The server is fired up)?"
+_PLAIN = re.compile(rf"{_STAMP}{_RANKS}\] {_SERVES}".encode())
+_WRAPPED = rf'(?:\{{"log":")?(?:\x1b\[[\d;]*m)?{_CARRIER}{{0,3}}'
+_CARRIED = re.compile(rf"{_WRAPPED}(?:{_STAMP}{_RANKS}\] |{_TRACING}){_SERVES}".encode())
 _KERNEL = re.compile(r"^([A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d) [\w.-]{1,60} kernel: ")
 _DMESG = re.compile(r"^\[[A-Z][a-z]{2} ([A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4})\] ")
 NO_YEAR = 4  # stands for the year that syslog leaves out; it has a 29th of February
@@ -91,9 +100,13 @@ def raw(stream: BinaryIO) -> Iterator[bytes]:
         yield whole
 
 
-def head(data: bytes) -> re.Match[bytes] | None:
+def head(data: bytes) -> tuple[bytes, bool] | None:
     """The time of a line, and whether it says that the server serves. Of each line: be quick."""
-    return _PLAIN.match(data) if data.startswith(b"[2") else _CARRIED.match(data)
+    if data.startswith(b"[2"):
+        found = _PLAIN.match(data)
+        return (found[1], found[2] is not None) if found is not None else None
+    found = _CARRIED.match(data)
+    return (found[1] or found[2], found[3] is not None) if found is not None else None
 
 
 def read(number: int, data: bytes) -> Line:
@@ -107,15 +120,15 @@ def read(number: int, data: bytes) -> Line:
     for _ in range(3):
         if (found := _KERNEL.match(text)) is not None:
             at = _time(f"{found[1]} {NO_YEAR:04}")
-        if (found := _CARRIERS.match(text)) is None:
+        if _TRACED.match(text) or (found := _CARRIERS.match(text)) is None:
             break
         text = text[found.end() :]
     if (found := _DMESG.match(text)) is not None:
         at, text = _time(found[1]), text[found.end() :]
-    prefix = _PREFIX.match(text)
+    prefix = _PREFIX.match(text) or _TRACED.match(text)
     if prefix is not None:
         try:
-            at = datetime.strptime(prefix[1], "%Y-%m-%d %H:%M:%S")
+            at = datetime.fromisoformat(prefix[1])
         except ValueError:
             prefix = None
     if prefix is not None:

@@ -83,8 +83,11 @@ def _index(section: str) -> list[str]:
     if section == FOUND:
         begin, end = "<!-- findings: every kind of every tracer -->", "<!-- /findings -->"
         return [BEHIND.strip(), "", begin, *findings(), end]
-    mine = [p for p in PATTERNS if p.section == section]
+    # What is own says the same as another one, of a server that lives.
+    mine = [p for p in PATTERNS if p.section == section and not p.own]
     if section == patterns.OTHER:
+        once = {p.advice: p for p in reversed(mine)}  # the first one of each
+        mine = [p for p in mine if once[p.advice] is p]
         rows = [_row(f"`{p.says[0].strip()}`", p.advice.partition(". ")[0]) for p in mine]
         return ["| In the log | What it is |", "|---|---|", *rows]
     lines = ["| In the log | Where, when | Entry |", "|---|---|---|"]

@@ -51,7 +51,8 @@ class Pattern:
     says what it is and what helps. frames: one of these is in the same traceback. server: all of
     these words are known of the server (see ``server.Server.words``). also: entries that may be
     meant, too. explains: it is the cause of an error of the same process that was told before it.
-    innermost: ``frames`` counts for the frame that raised, and for none above it.
+    innermost: ``frames`` counts for the frame that raised, and for none above it. own: it begins a
+    line of SGLang's own; whoever quotes it may quote a server that lives.
     """
 
     says: tuple[str, ...]
@@ -65,10 +66,12 @@ class Pattern:
     advice: str = ""
     explains: bool = False
     innermost: bool = False
+    own: bool = False
 
     @cached_property
     def regex(self) -> re.Pattern[str]:
-        return re.compile("|".join(map(_regex, self.says)))
+        says = "|".join(map(_regex, self.says))
+        return re.compile(f"^(?:{says})" if self.own else says)
 
     @property
     def lasting(self) -> bool:
@@ -102,16 +105,24 @@ OTHER = "It is not a matter of g4debug"
 _C, _S, _H, _E, _A, _N = Stage
 _MTP = "FROZEN_KV_MTP"
 _SPEC = ("frozen_kv_mtp_worker", "/eagle_", "eagle_worker")
+_TREE = ("radix_cache.py", "unified_cache_components/")
 # Libraries write these as they like: CUDA error, Cuda error, HIP error, failed with error.
 ANY_CASE = ("an illegal memory access was encountered", "unspecified launch failure")
 _BOUNDS = "IndexError: index … is out of bounds for dimension 0 with size …"
 
+LEAKS = (
+    "req_to_token_pool memory leak detected!",
+    "token_to_kv_pool_allocator memory leak detected!",
+    "pool memory leak detected!",
+    "pool-bytes memory leak detected!",
+)
+FREED = ("KV double free: sub-pool …", "KV page use-after-free: …")
 HEALTH = Pattern(
     (
         "Health check failed. Server couldn't get a response from detokenizer",
         "Signal SIGTERM received while health check failed",
     ),
-    "twice without a batch between them: the server stands",
+    "twice, and no batch between: the server stands",
     8,
     _H,
     HANGS,
@@ -119,6 +130,10 @@ HEALTH = Pattern(
 NETWORK = Pattern(
     (
         "ncclSystemError",
+        "NCCL error: unhandled system error",
+        "nvshmem setup connections failed",
+        "nvshmem initialization failed",
+        "DistStoreError: Timed out after … waiting for clients",
         "NCCL WARN NET/IB…Got completion",
         "NCCL WARN NET/IB…async fatal event",
         "NCCL WARN NET/IB…port error",
@@ -128,8 +143,8 @@ NETWORK = Pattern(
     0,
     _A,
     OTHER,
-    advice="NCCL lost a peer, the network between the ranks failed, or /dev/shm is too small for "
-    "it (--shm-size or --ipc=host). A rank of another machine may have died first: see its log.",
+    advice="NCCL or NVSHMEM lost a peer, the network failed, or /dev/shm is too small. For that, "
+    "--shm-size or --ipc=host. A rank of another machine may have died first: see its log.",
 )
 SIGTERM = Pattern(
     (
@@ -210,7 +225,7 @@ PATTERNS: tuple[Pattern, ...] = (
     ),
     Pattern(
         ("Assertion `…` failed.", "Assertion `…' failed."),
-        "behind `block: […], thread: […]`, thousands of times",
+        "behind `block: […], thread: […]`",
         23,
         _C,
         CUDA,
@@ -220,7 +235,7 @@ PATTERNS: tuple[Pattern, ...] = (
     ),
     Pattern(
         ("device-side assert triggered", "cudaErrorAssert"),
-        "at start while graphs are captured, or while serving",
+        "at start, or while serving",
         23,
         _S,
         CUDA,
@@ -237,8 +252,10 @@ PATTERNS: tuple[Pattern, ...] = (
             "NVRM: Xid …: 31,",
             "NVRM: Xid …: 13,",
             "Memory access fault by GPU node-…",
+            "aborting with error : HSA_STATUS_ERROR_EXCEPTION",
+            "HSA_STATUS_ERROR_MEMORY_APERTURE_VIOLATION",
         ),
-        "any other error of a kernel: run it again with `SGLANG_TRTLLM_MHA_DEBUG=1`",
+        "any other error of a kernel",
         7,
         _S,
         CUDA,
@@ -246,7 +263,7 @@ PATTERNS: tuple[Pattern, ...] = (
     # --- Python ---
     Pattern(
         ("AttributeError: 'FrozenKVMTPVerifyInput' object has no attribute 'merge_batch'",),
-        "Gemma-4 with an assistant, while serving",
+        "Gemma-4 with an assistant",
         3,
         _C,
         PYTHON,
@@ -260,7 +277,7 @@ PATTERNS: tuple[Pattern, ...] = (
     ),
     Pattern(
         ("IndexError: list index out of range",),
-        "in `_get_key_buffer`, at start or at the first draft",
+        "in `_get_key_buffer`",
         11,
         _C,
         PYTHON,
@@ -268,7 +285,7 @@ PATTERNS: tuple[Pattern, ...] = (
     ),
     Pattern(
         (_BOUNDS,),
-        "in the speculative worker: more tokens were accepted than there were drafts",
+        "in the speculative worker: more tokens accepted than drafted",
         14,
         _C,
         PYTHON,
@@ -277,7 +294,7 @@ PATTERNS: tuple[Pattern, ...] = (
     ),
     Pattern(
         (_BOUNDS,),
-        "in the code of the KV pools: an index that no pool has was handed out",
+        "in the KV pools: an index that no pool has",
         18,
         _C,
         PYTHON,
@@ -304,8 +321,18 @@ PATTERNS: tuple[Pattern, ...] = (
             "AssertionError: inc_lock_swa on swa_tombstone node",
             "AssertionError: dec_lock_ref on …",
             "AssertionError: … release hit …lock_ref=0 on node",
+            "AssertionError: dec_swa_lock_only on …",
+            "AssertionError: tombstone …lock_ref should always be 0",
+            "AssertionError: x_lru should not be locked when idle",
+            "AssertionError: Incorrect LRU list, ",
+            "AssertionError: parent does not have child key",
+            "AssertionError: leaf node has children",
+            "AssertionError: … not in lru list",
+            "AssertionError: … already in lru list",
+            "AssertionError: Deleting a unexpected non-tombstone leaf node",
+            "AssertionError: Cannot tombstone a leaf node",
         ),
-        "a lock of the prefix cache (#28161)",
+        "a lock or a node of the prefix cache (#28161)",
         25,
         _C,
         PYTHON,
@@ -317,6 +344,27 @@ PATTERNS: tuple[Pattern, ...] = (
         _C,
         PYTHON,
         frames=("assert cd.lock_ref == 0",),
+    ),
+    Pattern(
+        ("AssertionError",),
+        "without a text, innermost frame in the prefix cache",
+        25,
+        _C,
+        PYTHON,
+        frames=_TREE,
+        innermost=True,
+    ),
+    Pattern(
+        (
+            "AssertionError: Committed KV cache already freed",
+            "AssertionError: Overallocated KV cache already freed",
+            "AssertionError: segment at … shares a page with the one ending at",
+            *(f"ValueError: {text}" for text in FREED),
+        ),
+        "a request's KV is given back twice",
+        18,
+        _C,
+        PYTHON,
     ),
     Pattern(
         ("AssertionError: KV cache is full! Bug in memory estimation.",),
@@ -335,6 +383,15 @@ PATTERNS: tuple[Pattern, ...] = (
         innermost=True,
     ),
     Pattern(
+        ("RuntimeError: Sizes of tensors must match except in dimension …",),
+        "in the speculative worker",
+        14,
+        _C,
+        PYTHON,
+        frames=_SPEC,
+        innermost=True,
+    ),
+    Pattern(
         ("RuntimeError: cannot reshape tensor of 0 elements into shape …",),
         "rotary embedding, in a prefill (#24252)",
         25,
@@ -344,7 +401,7 @@ PATTERNS: tuple[Pattern, ...] = (
     ),
     Pattern(
         ("RuntimeError: output with shape [1] doesn't match the broadcast shape […]",),
-        "0.5.14, the first draft of FROZEN_KV_MTP without CUDA graphs (#29616)",
+        "0.5.14, FROZEN_KV_MTP without CUDA graphs (#29616)",
         14,
         _C,
         PYTHON,
@@ -363,7 +420,7 @@ PATTERNS: tuple[Pattern, ...] = (
     ),
     Pattern(
         ("RuntimeError: shape mismatch: value tensor of shape …",),
-        "the first prefill, EAGLE forced with a Gemma-4 assistant",
+        "EAGLE forced with a Gemma-4 assistant",
         5,
         _C,
         PYTHON,
@@ -374,7 +431,7 @@ PATTERNS: tuple[Pattern, ...] = (
             "Prefill out of memory. Try to lower your batch size.",
             "Decode out of memory. Try to lower your batch size.",
         ),
-        "a KV pool has no room: are pages lost, or is one pool too small (2)?",
+        "no room in a KV pool: are pages lost, or is one pool too small (2)?",
         10,
         _C,
         PYTHON,
@@ -382,16 +439,14 @@ PATTERNS: tuple[Pattern, ...] = (
     ),
     # --- SGLang's own leak check ---
     Pattern(
-        (
-            "req_to_token_pool memory leak detected!",
-            "token_to_kv_pool_allocator memory leak detected!",
-            "pool memory leak detected!",
-        ),
+        tuple(f"ValueError: {text}" for text in LEAKS),
         "when the server is idle",
         10,
         _C,
         LEAK,
     ),
+    Pattern(LEAKS, "a warning: the server lives", 10, _N, LEAK, own=True),
+    Pattern(FREED, "a warning: the server lives", 18, _N, LEAK, own=True),
     Pattern(
         ("Full Pool Mem Leak Detected!", "SWA Pool Mem Leak Detected!"),
         "while busy, with `SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY`",
@@ -402,7 +457,7 @@ PATTERNS: tuple[Pattern, ...] = (
     # --- hangs ---
     Pattern(
         ("watchdog timeout (self.watchdog_timeout=…, self.soft=True",),
-        "the soft one: the server is left alive",
+        "the soft one: the server lives",
         8,
         _N,
         HANGS,
@@ -412,6 +467,7 @@ PATTERNS: tuple[Pattern, ...] = (
             "watchdog timeout (self.watchdog_timeout=…",
             "watchdog timeout (watchdog_timeout=…",
             "Scheduler watchdog timeout",
+            "Watchdog timeout (self.watchdog_timeout=…",  # of older releases
         ),
         "SGLang kills the server after 300 s",
         8,
@@ -439,6 +495,9 @@ PATTERNS: tuple[Pattern, ...] = (
             "Subprocess … crashed with exit code -11",
             "Subprocess … crashed with exit code -6",
             "scheduler died during initialization (exit code: -",
+            "Exit code: -9",
+            "Exit code: -11",
+            "Exit code: -6",
             "Fatal Python error: Segmentation fault",
             "Fatal Python error: Bus error",
         ),
@@ -454,7 +513,7 @@ PATTERNS: tuple[Pattern, ...] = (
             "Out of memory: Killed process",
             "OOMKilled",
         ),
-        "the kernel's or the container's own word",
+        "the kernel's or the container's word",
         26,
         _E,
         KILLED,
@@ -464,11 +523,12 @@ PATTERNS: tuple[Pattern, ...] = (
             "Sleeping 5 seconds before crash diagnostics",
             "Waiting 60.0 seconds for CUDA coredumps before exiting",
         ),
-        "0.5.23: a rank has failed, and the server takes a minute to end",
+        "0.5.23: a rank has failed; the end takes a minute",
         24,
         _A,
         KILLED,
     ),
+    NETWORK,  # some of its texts begin like those of a peer that is gone
     Pattern(
         (
             "Connection closed by peer",
@@ -487,12 +547,23 @@ PATTERNS: tuple[Pattern, ...] = (
             "Broken pipe [",
             "recvValue failed",
             "Timed out waiting …ms for … operation to complete",
+            "detected by watchdog at work",
+            "sendBytes failed on SocketImpl",
+            'Failed to check the "should dump" flag on TCPStore',
+            "DistStoreError: wait timeout after …ms, keys: ",
+            "reached monitoredBarrier, but received errors",
+            "could finish the model loading, but there are other ranks",
+            "DeepEP error: timeout",
+            "DeepEP error: CPU recv timeout",
         ),
         "below another rank's exception, `--tp-size 2` or more",
         24,
         _A,
         KILLED,
-        frames=("nccl", "NCCL", "gloo", "c10d", "ProcessGroup", "TCPStore", "torch/distributed"),
+        frames=(
+            *("nccl", "NCCL", "gloo", "c10d", "ProcessGroup", "TCPStore", "torch/distributed"),
+            *("onitoredBarrier", "DeepEP", "didn't finish loading"),
+        ),
     ),
     # --- slow ---
     Pattern(
@@ -501,7 +572,7 @@ PATTERNS: tuple[Pattern, ...] = (
     Pattern(("g4debug: spec-batch-guards: in … got …",), "once, as a warning", 3, _N, SLOW),
     Pattern(
         ("Bidirectional attention for image tokens requires TritonAttnBackend",),
-        "answers on images are worse than they should be",
+        "answers on images are worse",
         27,
         _N,
         WRONG,
@@ -593,6 +664,8 @@ PATTERNS: tuple[Pattern, ...] = (
             "CUDA out of memory. Tried to allocate",
             "CUDA error: out of memory",
             "Cuda failure 'out of memory'",
+            "ValueError: The memory capacity is unbalanced. Some GPUs may be occupied",
+            "RuntimeError: The memory capacity is unbalanced. Some GPUs may be occupied",
         ),
         "",
         0,
@@ -630,7 +703,6 @@ PATTERNS: tuple[Pattern, ...] = (
         advice="The GPU, its memory or its link failed. Drain the machine; nvidia-smi -q -d ECC "
         "and dmesg have the rest. No software of the server can do this.",
     ),
-    NETWORK,
     replace(TAKEN, says=("error while attempting to bind on address",), stage=_C),
     TAKEN,
     Pattern(("No space left on device",), "", 0, _E, OTHER, advice="A disk or /dev/shm is full."),
@@ -643,13 +715,37 @@ PATTERNS: tuple[Pattern, ...] = (
             "nvcc fatal",
             "cudaErrorInsufficientDriver",
             "CUDA error: invalid device ordinal",
+            "error: invalid device function",
+            "RuntimeError: No accelerator (CUDA, ",
+            "NotImplementedError: Could not run 'sgl_kernel::…' with arguments from the 'CUDA'",
         ),
         "",
         0,
         _C,
         OTHER,
-        advice="Driver, GPU and the CUDA of this build do not fit together, or a GPU is not ready "
-        "(fabric manager). Nothing was computed yet.",
+        advice="Driver, GPU and this build's CUDA do not fit, or a GPU is not ready (fabric "
+        "manager). Nothing was computed yet.",
+    ),
+    Pattern(
+        ("Ninja build failed", "ninja: build stopped: ", "Could not find nvcc"),
+        "",
+        0,
+        _E,
+        OTHER,
+        advice="A kernel could not be compiled here. nvcc, a header of CUDA or ninja is missing, "
+        "or they do not fit together: the compiler's lines say which.",
+    ),
+    Pattern(
+        (
+            "bytes available in AlignedAllocator",
+            "Failed to allocate memory for … in AlignedAllocator",
+        ),
+        "",
+        0,
+        _C,
+        OTHER,
+        advice="FlashInfer's workspace is too small. Raise SGLANG_FLASHINFER_WORKSPACE_SIZE "
+        "(bytes), or lower --chunked-prefill-size and --max-running-requests.",
     ),
     Pattern(
         ("out of resource: shared memory, Required",),
@@ -690,12 +786,18 @@ PATTERNS: tuple[Pattern, ...] = (
         "environment.",
     ),
     Pattern(
-        ("unrecognized arguments: ", "launch_server.py: error: "),
+        (
+            "unrecognized arguments: ",
+            "launch_server.py: error: ",
+            "ValueError: Model architectures … are not supported for now",
+            "but Transformers does not recognize this architecture",
+        ),
         "",
         0,
         _E,
         OTHER,
-        advice="The launch command has an argument that this release does not know.",
+        advice="This release does not know an argument, or the model. If it should know the model, "
+        "a line 'Ignore import error when loading' above says why not.",
     ),
     SIGTERM,
     Pattern(

@@ -57,7 +57,9 @@ _WORDS = (
     "|swa_tombstone|fallen off|appear to have|fmhaSm100f|page-table|switch fix|so a finding could"
     "|sigquit|SIGQUIT|ECC |transfer failed|handshake failed|bootstrap failed|ERROR|Terminating"
     "|launch failure|Health check|Timed out waiting|huggingface|gated repo|Interrupt|warmup error"
-    "|aborted request|Memory access|to bind on"
+    "|aborted request|Memory access|to bind on|nvshmem|AlignedAllocator|[Nn]inja|find nvcc|DeepEP"
+    "|KV double|KV page|onitoredBarrier|other ranks|SocketImpl|TCPStore|recognize this"
+    "|device function"
 )
 TRIGGER = re.compile(_WORDS.encode())
 _STARTS = re.compile(r"[^'\"]{0,120}server_args=(?:ServerArgs\(|\{)")  # a dict since 0.5.23
@@ -214,6 +216,9 @@ def _known(marks: list[Mark]) -> Mark | None:
 
 def _of_early(early: list[Mark]) -> Mark:
     """The first of them, or what explains it and is told a little later."""
+    if any(m.raised for m in early):
+        thrown = {m.pattern for m in early if not _loose(m)}
+        early = [m for m in early if m.pattern in thrown]
     chosen = early[0]
     if chosen.stage == Stage.CAUSE:
         return chosen
@@ -226,6 +231,11 @@ def _of_early(early: list[Mark]) -> Mark:
         same = (m for m in near if m.pattern is not UNKNOWN)
         return next((m for m in same if m.rank == chosen.rank or _same_block(m, chosen)), chosen)
     return chosen
+
+
+def _loose(mark: Mark) -> bool:
+    """Whether it is only said, and nobody raised it: at a start something else may be tried."""
+    return mark.pattern.section == OTHER and not (mark.raised or mark.pattern.explains)
 
 
 def _explains(mark: Mark, chosen: Mark) -> bool:
@@ -317,8 +327,8 @@ class Reader:
         self._number += 1
         head = data[:KEPT]
         if (found := lines.head(head)) is not None:
-            self._time(found[1], head)
-            if found[2]:
+            self._time(found[0], head)
+            if found[1]:
                 self._serves()
         # Most of a log are SGLang's statistics, and they accuse nobody.
         statistics = any(word in head for word in _STATISTICS)
@@ -410,6 +420,8 @@ class Reader:
         for one in PATTERNS:
             if one.regex.search(text) is None or not self._fits(one, text):
                 continue
+            if one.own and not (line.prefixed or self._single):
+                continue
             if (pattern := _of_server(one, launch.server)) is None:
                 continue
             if pattern is HEALTH and "SIGTERM" not in text:
@@ -447,6 +459,8 @@ class Reader:
             context = list(self._traceback)[-INNERMOST - 1 :]
         if pattern.innermost:
             context = [x for x in context if x.lstrip().startswith("File ")][-1:]
+            # What is only being made has no state yet that could be wrong: it refuses an argument.
+            context = [x for x in context if not x.rstrip().endswith(", in __init__")]
         return any(frame in one for frame in pattern.frames for one in context)
 
     def _add(

@@ -1,4 +1,4 @@
-"""A hundred excerpts, in the manner of public reports: the right entry, or rightly none.
+"""More than 250 excerpts, in the manner of public reports: the right entry, or rightly none.
 
 They were written anew, with names replaced. The heading of each says what triage must answer: an
 entry's number, ``elsewhere``, ``unknown`` or ``nothing``, and ``line N`` where the first cause is.

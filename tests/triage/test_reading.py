@@ -6,6 +6,7 @@ import io
 import json
 import re
 import tracemalloc
+from datetime import datetime
 
 import pytest
 
@@ -183,6 +184,25 @@ def test_colours_and_what_steers_a_terminal_do_not_get_through() -> None:
     assert found.text.isprintable()
     assert "title" not in found.text
     assert found.text.startswith("ValueError: pool memory leak detected!")
+
+
+def test_a_time_that_is_none_is_text() -> None:
+    for line in (b"2026-13-45T25:61:61.1Z ERROR a.b: x", b"[2026-13-45 25:61:61 TP0] x"):
+        found = lines.read(1, line)
+        assert (found.at, found.rank, found.prefixed) == (None, "", False)
+        assert reading.of([line]).read == 1
+
+
+def test_dynamo_forms_the_lines_itself() -> None:
+    line = b"2026-11-27T06:32:01.1Z ERROR scheduler.run: Scheduler hit an exception: Traceback"
+    found = lines.read(1, line)
+    assert found.text == "Scheduler hit an exception: Traceback"
+    assert (found.at, found.rank, found.prefixed) == (datetime(2026, 11, 27, 6, 32, 1), "", True)
+
+
+def test_the_ranks_of_a_line() -> None:
+    found = lines.read(1, b"[2026-11-27 06:32:01.123 DP0 PP1 ATTN_CP2 MOE_DP3 TP4 EP5] x")
+    assert (found.rank, found.text) == ("DP0 PP1 ATTN_CP2 MOE_DP3 TP4 EP5", "x")
 
 
 def test_bytes_that_are_no_text_are_read() -> None:
