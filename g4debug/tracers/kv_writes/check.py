@@ -42,6 +42,8 @@ class Rows:
         None: not known, so only ranges are checked.
     per_row: how many tokens each row has; 0 if ``starts`` and ``counts`` say it.
     starts, counts: integer [>= rows], index of each row's first token, and how many it has.
+    lengths: how many each row has by the host, which laid them one behind the other; () if the
+        host does not say it.
     most: tokens of the longest row.
     """
 
@@ -52,12 +54,17 @@ class Rows:
     per_row: int = 0
     starts: torch.Tensor | None = None
     counts: torch.Tensor | None = None
+    lengths: tuple[int, ...] = ()
 
     def of_tokens(self, n: int) -> tuple[torch.Tensor, torch.Tensor]:
         """(row of each of ``n`` tokens, number of the token in its row), int64 [n] each."""
         if self.starts is None or self.counts is None:
             at = torch.arange(n)
             return at // self.per_row, at % self.per_row
+        if self.lengths:
+            counts = torch.tensor(self.lengths)
+            row = torch.repeat_interleave(torch.arange(self.rows), counts)
+            return row, torch.arange(len(row)) - (counts.cumsum(0) - counts)[row]
         counts = self.counts[: self.rows].to(torch.int64).cpu()
         row = torch.repeat_interleave(torch.arange(self.rows), counts)
         starts = self.starts[: self.rows].to(torch.int64).cpu()

@@ -107,6 +107,21 @@ def test_two_tokens_at_one_place(it):
     assert f"another token of row 1 to the same place, slot {theirs}" in finding.headline
 
 
+@pytest.mark.parametrize("name", ["extend_seq_lens", "extend_start_loc"])
+@pytest.mark.parametrize("value", [-1, 0, 9, 11, 1 << 20])
+def test_wrong_numbers_of_a_prefill_on_the_device_switch_nothing_off(it, name, value):
+    """The host has them, too, and has laid the tokens one behind the other."""
+    batch = it.made("extend")
+    getattr(batch, name)[0] = value
+    it.backend.forward_metadata = it.metadata()
+    it.write(batch)
+    status = plugin.in_force.recorder.status.records()
+    assert not next(t for t in status if t.name == "kv-writes").limits
+    batch.out_cache_loc[3] += 1
+    with pytest.raises(TrapError):
+        it.write(batch)
+
+
 def test_a_row_that_names_one_page_twice(it):
     """Each location is what req_to_token says, and still two tokens share one."""
     row = it.row("b")
