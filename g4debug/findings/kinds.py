@@ -699,7 +699,8 @@ _SPEC_LIFECYCLE = (
     _value(
         "sampled-token",
         "a token differs from the sampled one, in the request's output or where the next step "
-        "begins with it; with and without speculative decoding",
+        "begins with it, or a prefill's token from the request's; with and without speculative "
+        "decoding",
         "`output_ids is …`, `input_ids is …` or `next_token_ids is …`, then `expected …`",
         look="the two ends that the finding names: the result's way to the host, or the "
         "`FutureMap`",
