@@ -521,6 +521,15 @@ _PREFIX_CACHE = (
         expected="the end of the last node that the request matched or inserted",
     ),
     _over(
+        "other-key",
+        "a request hands over its pages as those of other tokens: who begins with these reads its "
+        "KV",
+        "`… hands over its pages as those of other tokens`",
+        look="what makes the key of the insert, and the request's tokens",
+        what="hands over its pages as those of other tokens",
+        expected="a key of the request's own tokens, in its own namespace",
+    ),
+    _over(
         "lent-row",
         "a request's row of `req_to_token` names another page for its first tokens than the prefix "
         "cache has: the request reads somebody else's KV",

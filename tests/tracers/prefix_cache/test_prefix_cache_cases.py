@@ -48,6 +48,8 @@ ROWS = {
     "row_outside": "no-page",
     "chunk_not_admitted": "beyond",
     "committed_too_long": "beyond",
+    "key_other_token": "other-key",
+    "key_other_namespace": "other-key",
     "protected_negative": "protected",
     "protected_far": "protected",
     "protected_zero": "protected",
