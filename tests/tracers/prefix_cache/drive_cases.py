@@ -575,6 +575,13 @@ def row_free_twice(load: Load) -> None:
 
 
 @case
+def row_free_while_it_runs(load: Load) -> None:
+    request = load.until(lambda: load.running(1))
+    load.server.rows.free_slots.append(req_kv.row(request))
+    load.books.census()
+
+
+@case
 def size_drifts(load: Load) -> None:
     """What the tree says of itself is a page too much (trees in Python)."""
     load.drain()
