@@ -95,7 +95,8 @@ class WriteCheck:
 
     safe: the locations to write to, of the dtype of ``loc``. In place of a location that the pool
         does not have, and with ``repair`` of any other that is certainly wrong, it has the right
-        place if that is known and held, else slot 0.
+        place if that is known and held, else slot 0. Where the row of ``req_to_token`` itself seems
+        to be wrong, the place that it names may be somebody else's: slot 0, too.
     kinds: the Kind of each location, 0 if nothing is wrong.
     expected: the right place, UNKNOWN if that is not known.
     full: the right place in the full pool, UNKNOWN if that is not known.
@@ -171,7 +172,10 @@ def _verdict(
     size: int,
     truth: Truth,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(kind, right place, right place in the full pool, is it held) of each token."""
+    """(kind, right place, right place in the full pool, may it be written to) of each token.
+
+    A place is not written to if its page is free, or does not belong into the row there.
+    """
     by_page = truth.apart == 1 and size > 1
     cell = position // size if by_page else position * (truth.apart or 1)
     within = position % size if by_page else 0
@@ -192,7 +196,7 @@ def _verdict(
     if truth.padding > 0:
         kind[~theirs & ~in_zero & ~(judged & ~wrong)] = int(Kind.PADDING)
     full = torch.where(theirs, found.place, UNKNOWN)
-    return kind, torch.where(theirs, right, UNKNOWN), full, ~freed
+    return kind, torch.where(theirs, right, UNKNOWN), full, ~freed & ~foreign
 
 
 def reference(

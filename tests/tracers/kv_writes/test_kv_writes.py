@@ -139,6 +139,34 @@ def test_a_row_that_names_one_page_twice(it):
     assert "two cells of req_to_token name one place" in error.value.finding.cause
 
 
+@pytest.mark.parametrize("layers", ["full_layers", "sliding_layers"])
+def test_a_row_that_was_overwritten_behind_the_allocation_is_blamed_itself(it, layers):
+    """The location is right, and the row names the request's first page in its last column."""
+    batch = it.made("decode")
+    it.backend.init_forward_metadata(batch)
+    row = it.row("b")
+    row[96:112] = row[:16].clone()
+    with pytest.raises(TrapError) as error:
+        it.write(batch, getattr(it, layers)())
+    finding = error.value.finding
+    assert finding.kind in ("mismatch", "other-request")
+    assert "of req_to_token is wrong: it names page " in finding.cause
+    assert "which was handed out to the request itself for tokens 0..15" in finding.cause
+
+
+def test_no_kv_is_written_to_the_page_that_a_wrong_row_names(contained):
+    it = contained
+    batch = it.made("decode")
+    it.backend.init_forward_metadata(batch)
+    row = it.row("b")
+    row[96:112] = row[:16].clone()
+    slots, keys = row[:16].long(), [x.layer_id for x in it.full_layers()]
+    before = [it.rig.pool.get_key_buffer(n)[slots].clone() for n in keys]
+    it.write(batch, it.full_layers())
+    after = [it.rig.pool.get_key_buffer(n)[slots] for n in keys]
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
 def test_the_sliding_layers_have_places_of_their_own(it):
     def spoil(batch):
         swa_loc(it)[1] += 1
