@@ -154,6 +154,17 @@ def test_a_row_that_was_overwritten_behind_the_allocation_is_blamed_itself(it, l
     assert "which was handed out to the request itself for tokens 0..15" in finding.cause
 
 
+def test_a_wrong_cache_protected_len_costs_no_judgement_of_whose_a_page_is(arm, caplog):
+    """The prefix cache holds nothing of what it counts as cached, in step after step."""
+    arm(**ARMED, G4DEBUG_MODE="contain")
+    it = Writing(cached=48)
+    scheduled(it)
+    for _ in range(12):
+        it.forward("extend", None, it.full_layers())
+    assert any("the prefix cache does not hold page" in line for line in caplog.messages)
+    assert it.ledger.owners.given_up == ""
+
+
 def test_no_kv_is_written_to_the_page_that_a_wrong_row_names(contained):
     it = contained
     batch = it.made("decode")
