@@ -521,6 +521,15 @@ _PREFIX_CACHE = (
         expected="the end of the last node that the request matched or inserted",
     ),
     _over(
+        "other-key",
+        "a request hands over its pages as those of other tokens: who begins with these reads its "
+        "KV",
+        "`… hands over its pages as those of other tokens`",
+        look="what makes the key of the insert, and the request's tokens",
+        what="hands over its pages as those of other tokens",
+        expected="a key of the request's own tokens, in its own namespace",
+    ),
+    _over(
         "lent-row",
         "a request's row of `req_to_token` names another page for its first tokens than the prefix "
         "cache has: the request reads somebody else's KV",
@@ -699,7 +708,8 @@ _SPEC_LIFECYCLE = (
     _value(
         "sampled-token",
         "a token differs from the sampled one, in the request's output or where the next step "
-        "begins with it; with and without speculative decoding",
+        "begins with it, or a prefill's token from the request's; with and without speculative "
+        "decoding",
         "`output_ids is …`, `input_ids is …` or `next_token_ids is …`, then `expected …`",
         look="the two ends that the finding names: the result's way to the host, or the "
         "`FutureMap`",

@@ -133,8 +133,9 @@ class Holders:
     def wrong_slot(self, token: int, requests: Iterable[Any]) -> str:
         """Why the mapping of one slot of the full pool that is in use is wrong, '' if it is not.
 
-        token: its index. All slots of a page that are in use lie in one SWA page, in their order,
-        and no two slots have the same one. Nothing of this needs the ledger.
+        token: its index. All slots of a page that are in use lie in one SWA page, each in the place
+        that it has in its own page, and no two slots have the same one. Nothing of this needs the
+        ledger.
         """
         mapping, size = self.allocator.full_to_swa_index_mapping, self.page_size
         slots = int(self.pool("swa").size) + size
@@ -143,6 +144,9 @@ class Holders:
         slot, requests = int(mapping[token]), list(requests)
         if not 0 <= slot < slots:
             return f"it says {slot}, and the SWA pool has {slots} slots"
+        place = token % size
+        if slot and slot % size != place:
+            return f"it says slot {slot}, place {slot % size} of a page, and it is in place {place}"
         full = np.array([token // size])
         mates = self.slots(full)[0][: int(self.used(full, requests)[0])]
         apart, counts = np.unique((mates - np.arange(len(mates)))[mates > 0], return_counts=True)
@@ -279,7 +283,7 @@ class Holders:
         return bool((~self.is_free("swa", lost)).any())
 
     def _differs_within_a_page(self, full: Pages, requests: list[Any]) -> bool:
-        """True if the slots of one of these pages do not map to one SWA page's slots, in order.
+        """True if the slots of one of these pages do not map to one SWA page, each to its place.
 
         Only slots that are in use count: SGLang's mapping of the others may be old.
         """
@@ -292,7 +296,7 @@ class Holders:
         if not live.any():
             return False
         gone = slots[:, :1] == 0  # evicted as a whole, or only its first slot was overwritten
-        right = np.where(gone, 0, slots[:, :1] + np.arange(size))
+        right = np.where(gone, 0, slots[:, :1] // size * size + np.arange(size))
         return bool(((slots != right) & live).any())
 
     def used(self, full: Pages, requests: Iterable[Any]) -> Pages:

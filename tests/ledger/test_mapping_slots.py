@@ -121,6 +121,18 @@ def test_a_wrong_slot_is_told(size, place, wrong):
     assert it.contradicts(token)
 
 
+@pytest.mark.parametrize("size", [16, 64])
+@pytest.mark.parametrize("by", [1, -1, 5])
+def test_a_page_whose_slots_are_all_moved_is_told(size, by):
+    """They still follow each other, so only their place in the SWA page tells."""
+    it = Two(size)
+    begin = it.token(0, size)
+    it.mapping[begin : begin + size] += by
+    for token in (begin, begin + size // 2, begin + size - 1):
+        assert it.said(token).startswith(f"it says slot {int(it.mapping[token])}, place ")
+        assert it.contradicts(token)
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_a_sound_slot_is_not(size):
     it = Two(size)

@@ -731,6 +731,11 @@ def counts_as_cached(arm: Any, lent: int, held: int) -> Any:
 
 
 @later
+def has_another_key(arm: Any, got: str) -> Any:
+    return told_of(happened(), Contents(40), PrefixViolation("other-key", 0, -1, got))
+
+
+@later
 def gives(arm: Any, *events: tuple[str, int], holds: str = "", short: bool = False) -> Any:
     """The finding about page 5, which a real node of the prefix cache gives to request a.
 
@@ -805,6 +810,8 @@ CACHES = (
     at_cache("beyond", UNKNOWN, hands_too_much(17)),
     at_cache("protected", UNKNOWN, counts_as_cached(64, 48)),
     at_cache("protected", UNKNOWN, counts_as_cached(-1, 48)),
+    at_cache("other-key", UNKNOWN, has_another_key("token 1 of its key is not the request's")),
+    at_cache("other-key", UNKNOWN, has_another_key("its key is in another namespace")),
     at_cache("no-page", UNKNOWN, gets_slots(*slots(0))),
     at_cache("no-page", UNKNOWN, gets_slots(*slots(40))),
     at_cache("no-page", UNKNOWN, gets_slots(*slots(-1))),

@@ -42,6 +42,8 @@ class Rows:
         None: not known, so only ranges are checked.
     per_row: how many tokens each row has; 0 if ``starts`` and ``counts`` say it.
     starts, counts: integer [>= rows], index of each row's first token, and how many it has.
+    lengths: how many each row has by the host, which laid them one behind the other; () if the
+        host does not say it.
     most: tokens of the longest row.
     """
 
@@ -52,12 +54,17 @@ class Rows:
     per_row: int = 0
     starts: torch.Tensor | None = None
     counts: torch.Tensor | None = None
+    lengths: tuple[int, ...] = ()
 
     def of_tokens(self, n: int) -> tuple[torch.Tensor, torch.Tensor]:
         """(row of each of ``n`` tokens, number of the token in its row), int64 [n] each."""
         if self.starts is None or self.counts is None:
             at = torch.arange(n)
             return at // self.per_row, at % self.per_row
+        if self.lengths:
+            counts = torch.tensor(self.lengths)
+            row = torch.repeat_interleave(torch.arange(self.rows), counts)
+            return row, torch.arange(len(row)) - (counts.cumsum(0) - counts)[row]
         counts = self.counts[: self.rows].to(torch.int64).cpu()
         row = torch.repeat_interleave(torch.arange(self.rows), counts)
         starts = self.starts[: self.rows].to(torch.int64).cpu()
@@ -88,7 +95,8 @@ class WriteCheck:
 
     safe: the locations to write to, of the dtype of ``loc``. In place of a location that the pool
         does not have, and with ``repair`` of any other that is certainly wrong, it has the right
-        place if that is known and held, else slot 0.
+        place if that is known and held, else slot 0. Where the row of ``req_to_token`` itself seems
+        to be wrong, the place that it names may be somebody else's: slot 0, too.
     kinds: the Kind of each location, 0 if nothing is wrong.
     expected: the right place, UNKNOWN if that is not known.
     full: the right place in the full pool, UNKNOWN if that is not known.
@@ -164,7 +172,10 @@ def _verdict(
     size: int,
     truth: Truth,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(kind, right place, right place in the full pool, is it held) of each token."""
+    """(kind, right place, right place in the full pool, may it be written to) of each token.
+
+    A place is not written to if its page is free, or does not belong into the row there.
+    """
     by_page = truth.apart == 1 and size > 1
     cell = position // size if by_page else position * (truth.apart or 1)
     within = position % size if by_page else 0
@@ -185,7 +196,7 @@ def _verdict(
     if truth.padding > 0:
         kind[~theirs & ~in_zero & ~(judged & ~wrong)] = int(Kind.PADDING)
     full = torch.where(theirs, found.place, UNKNOWN)
-    return kind, torch.where(theirs, right, UNKNOWN), full, ~freed
+    return kind, torch.where(theirs, right, UNKNOWN), full, ~freed & ~foreign
 
 
 def reference(

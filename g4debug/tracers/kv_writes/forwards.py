@@ -53,4 +53,5 @@ def _ragged(batch: Any, tokens: int) -> Rows | None:
         return None
     if min(len(starts), len(counts), len(firsts)) < rows:
         return None
-    return Rows(rows, max(lengths, default=0), firsts, starts=starts, counts=counts)
+    most = max(lengths, default=0)
+    return Rows(rows, most, firsts, starts=starts, counts=counts, lengths=tuple(lengths))

@@ -166,7 +166,7 @@ def _write_kernel(
                 kind = tl.where(stray & (padding > 0), PADDING, kind)
                 expected = tl.where(theirs, right, -1)
                 full = tl.where(theirs, full, -1)
-                held = live & ((theirs & freed) == 0)
+                held = live & ((theirs & (freed | foreign)) == 0)
             real = live & (outside == 0) & (value >= page_size)
             at = stamps + 2 * tl.where(real, value, 0)
             last = tl.load(at, mask=real, other=0) & (TOKENS - 1)

@@ -182,11 +182,8 @@ class Words(PageReport):
                 f"not known: {row} says the same, so either the other token's location is wrong, "
                 "or two cells of req_to_token name one place"
             )
-        if not swa and self.is_of_another("full", w.expected // self.page_size):
-            return (
-                f"{row} is wrong: it names page {w.expected // self.page_size} there, which was "
-                "not handed out to this request. Who wrote the row is not known"
-            )
+        if wrong := self._wrong_row():
+            return f"{row} is wrong: {wrong}. Who wrote the row is not known"
         if swa and self._mapped(w.full) == w.value:
             return (
                 f"full_to_swa_index_mapping is wrong: it says slot {w.value} for slot {w.full} of "
@@ -218,6 +215,23 @@ class Words(PageReport):
         allocated = last_of(self.events(), GIVES)
         when = f". The page was handed out {said(allocated)}" if allocated is not None else ""
         return f"{lost}{when}. Who wrote that location is not known"
+
+    def _wrong_row(self) -> str:
+        """Why the row names a page that does not belong there, '' if it is not known to do so."""
+        w, size = self.write, self.page_size
+        page = w.full // size
+        if self.is_of_another("full", page):
+            return f"it names page {page} there, which was not handed out to this request"
+        pool = self.pool("full", page)
+        if pool is None or not pool.held[page] or str(pool.owner[page]) != self.rid:
+            return ""
+        begin = int(pool.position[page])
+        if not self.rid or begin < 0 or begin == w.position // size * size:
+            return ""
+        return (
+            f"it names page {page} there, which was handed out to the request itself for tokens "
+            f"{begin}..{begin + size - 1}"
+        )
 
     def _mapped(self, full: int) -> int:
         """SGLang's mapping of a slot of the full pool.

@@ -24,7 +24,7 @@ def describe(
     pool: str, census: Census, live: list[Any], released: Released, ledger: Ledger, idle: bool
 ) -> Told:
     """The finding, who holds or lost which pages, and the history of the first bad page."""
-    rids, wrong = {str(r.rid) for r in live}, census.wrong()
+    rids, wrong = {str(r.rid): req_kv.row(r) for r in live}, census.wrong()
     holdings = [
         holding
         for state, pages in wrong.items()
@@ -67,7 +67,7 @@ def describe_rows(live: list[Any], released: Released, ledger: Ledger) -> Told:
             state="leaked",
             owner=str(r.rid),
             last=f"{req_kv.allocated(r)} tokens allocated, finished: {r.finished()}",
-            due=_due(str(r.rid), set(), released),
+            due=_due(str(r.rid), {}, released, ledger),
         )
         for r in live
     )
@@ -143,7 +143,7 @@ def describe_miscounted(view: View, ledger: Ledger, idle: bool) -> Told:
 def describe_locked(view: View, pages: Pages, released: Released, ledger: Ledger) -> Told:
     """The finding about nodes that are locked on an idle server. pages: of the full pool."""
     tokens = view.sizes.protected if view.sizes is not None else 0
-    holdings = tuple(_by_owner("full", pages, "locked", set(), released, ledger)[:NAMED])
+    holdings = tuple(_by_owner("full", pages, "locked", {}, released, ledger)[:NAMED])
     owner = holdings[0].owner if holdings else ""
     finding = _finding(
         "locked",
@@ -177,9 +177,12 @@ def _finding(
 
 
 def _by_owner(
-    pool: str, pages: Pages, state: str, live: set[str], released: Released, ledger: Ledger
+    pool: str, pages: Pages, state: str, live: Mapping[str, int], released: Released, ledger: Ledger
 ) -> list[Holding]:
-    """One Holding for each last owner. The one with the most pages comes first."""
+    """One Holding for each last owner. The one with the most pages comes first.
+
+    live: the row of each request that is live.
+    """
     groups: dict[str, list[int]] = {}
     for page in pages.tolist():
         groups.setdefault(ledger.owner(pool, page), []).append(page)
@@ -195,18 +198,25 @@ def _by_owner(
                 state=state,
                 owner=owner,
                 last=f"{last.kind} in step {last.step}, {last.caller}" if last else "",
-                due=_due(owner, live, released) if state == "leaked" else "",
+                due=_due(owner, live, released, ledger) if state == "leaked" else "",
                 step=released[owner][0] if owner in released else -1,
             )
         )
     return found
 
 
-def _due(owner: str, live: set[str], released: Released) -> str:
+def _due(owner: str, live: Mapping[str, int], released: Released, ledger: Ledger) -> str:
     """The event that should have given the pages back, as far as it is known."""
     if not owner:
         return ""
     if owner in live:
+        scheduler = None if ledger.holders is None else ledger.holders.scheduler
+        if scheduler is not None and live[owner] in scheduler.req_to_token_pool.free_slots:
+            return (
+                f"nobody yet: row {live[owner]} of req_to_token, which names them, is in the list "
+                f"of free rows, and request {owner} still has it. ReqToTokenPool.free was called "
+                "for it, or the list was overwritten; which of the two is not known"
+            )
         return f"whatever removed the page from the row of request {owner}, which is still live"
     if owner in released:
         step, inserted = released[owner]

@@ -138,6 +138,11 @@ def _cause(case: Case, events: tuple[PageEvent, ...]) -> str:
             "its prefix; which of the two is not known. SGLang frees and inserts what lies behind "
             "it: pages are lost, or freed twice"
         )
+    if kind == "other-key":
+        return (
+            "the key of the insert was made of other tokens, or changed on its way, or the "
+            "request's own tokens were changed; which of them is not known"
+        )
     if kind == "length":
         return "the node's value was overwritten or cut; by whom is not known"
     if kind == "wrong-page" or kind == "holds-other":

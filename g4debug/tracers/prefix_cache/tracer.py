@@ -379,6 +379,8 @@ class PrefixCacheTracer:
         if self._inserted is None or len(self._inserted.digests) < count:
             self._inserted = prompt
         self.context.checked(count, "pages handed over")
+        if request is not None:
+            self._judge_key(tree, prompt, (tokens, pairs, space), count * size + pairs)
         self._beyond(tree, prompt, count * size)
         lent = 0 if request is None else (req_kv.protected(request) or 0) // size
         placed = request is not None and not _was_retracted(request)
@@ -406,6 +408,26 @@ class PrefixCacheTracer:
             column = has // int(tree.page_size)
             got = f"it hands over {tokens} tokens, and has KV for {has}"
             self._tell(tree, Violation("beyond", column, -1, got), prompt)
+
+    def _judge_key(
+        self, tree: Any, prompt: Prompt, key: tuple[Any, int, object], count: int
+    ) -> None:
+        """The key of an insert is of the request's own tokens, which needs no look at the device.
+
+        count: tokens of the key that are looked at.
+        """
+        (have, pairs, space), want = key, _prompt(prompt.request, count)
+        at, got = None, ""
+        if space != _space(prompt.request, pairs):
+            at, got = 0, "its key is in another namespace than the request"
+        # SGLang replaces the prompt of a request that it refuses by a single token.
+        elif len(want) >= count and have[:count] != want[:count]:
+            both = zip(have[:count], want[:count], strict=True)
+            at = next((i for i, (a, b) in enumerate(both) if a != b), None)
+            got = f"token {at} of its key is not the request's"
+        if at is not None:
+            column = min(at // int(tree.page_size), len(prompt.digests) - 1)
+            self._tell(tree, Violation("other-key", column, -1, got), prompt)
 
     def _judge_over(self, tree: Any, prompt: Prompt, slots: Pages, lent: int, placed: bool) -> None:
         size, pool = int(tree.page_size), self.ledger.pools["full"]

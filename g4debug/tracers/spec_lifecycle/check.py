@@ -268,6 +268,40 @@ def check_positions(
     return None
 
 
+def check_tokens(
+    tokens: Sequence[Sequence[int] | None],
+    got: Sequence[int],
+    live: Sequence[int],
+    counts: Sequence[int],
+) -> Violation | None:
+    """A prefill begins with the requests' own tokens.
+
+    tokens: of each request, those that the forward computes; None where that is not known. counts:
+    how many these are. A forward with another number of tokens is not judged.
+    """
+    if sum(counts) != len(got):
+        return None
+    at, judged = 0, set(live)
+    for row, (want, count) in enumerate(zip(tokens, counts, strict=True)):
+        part = list(got[at : at + count])
+        at += count
+        if row not in judged or want is None or len(want) != count or part == list(want):
+            continue
+        column = next(i for i, (a, b) in enumerate(zip(part, want, strict=True)) if a != b)
+        name = "input_ids" + (f"[{column}]" if count > 1 else "")
+        return Violation(
+            "sampled-token",
+            f"{name} as of the request",
+            f"{name} is another token at the target's forward",
+            row,
+            "input_ids",
+            0,
+            column if count > 1 else -1,
+            ("the request", "the target's forward"),
+        )
+    return None
+
+
 def check_owners(
     rows: Sequence[int], rids: Sequence[str], owners: Sequence[str | None]
 ) -> Violation | None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ from g4debug.tracers.spec_lifecycle.check import (
     check_counts,
     check_positions,
     check_slots,
+    check_tokens,
 )
 from g4debug.tracers.spec_lifecycle.copies import MOST, Copies, Pool
 from g4debug.tracers.spec_lifecycle.future_rows import live_rows
@@ -41,6 +42,10 @@ PREFILL = "the end of the prefix and the place in the prompt"
 DECODE = "the host's length, which counts the token that is computed"
 ROWS, LENS, POSITIONS = "req_pool_indices", "seq_lens", "positions"
 PLACES = "out_cache_loc"
+TOKENS = "input_ids"
+BEGINS, COUNTS, STARTS = "extend_prefix_lens", "extend_seq_lens", "extend_start_loc"
+# Requests of which a forward may be given something else than tokens.
+OTHER_INPUTS = ("multimodal_inputs", "input_embeds", "positional_embed_overrides")
 
 
 @dataclass
@@ -50,7 +55,8 @@ class Forward:
     rows: of ``req_to_token``, which has ``size`` of them; -1 of a request that does not go on.
     slots: of the pool in which the KV of new tokens is written, where they are looked up in another
     one. lens: how long each sequence is, None if the host does not know that yet. spans: the first
-    position of each request and how many follow. rule: how these are computed, in words.
+    position of each request and how many follow. rule: how these are computed, in words. tokens:
+    those that a prefill computes of each request, None where that is not known.
     """
 
     step: int
@@ -63,6 +69,7 @@ class Forward:
     lens: list[int] | None = None
     spans: list[tuple[int, int]] | None = None
     rule: str = ""
+    tokens: list[Sequence[int] | None] | None = None
 
     def check(self, values: Mapping[str, Sequence[int]]) -> Violation | None:
         found = None
@@ -74,9 +81,28 @@ class Forward:
         if found is None and lens and want and len(lens) == len(want):
             found = check_counts("seq-len", LENS, [want[i] for i in pick], [lens[i] for i in pick])
             found = at_rows(found, pick)
+        if found is None:
+            found = self._check_prefill(values)
         if found is None and POSITIONS in values and self.spans is not None:
             found = check_positions(self.spans, values[POSITIONS], pick, self.rule)
+        if found is None and TOKENS in values and self.tokens is not None:
+            counts = [count for _, count in self.spans or ()]
+            found = check_tokens(self.tokens, values[TOKENS], pick, counts)
         return found
+
+    def _check_prefill(self, values: Mapping[str, Sequence[int]]) -> Violation | None:
+        """The device has the same prefixes and numbers of new tokens as the host."""
+        begins, counts = zip(*self.spans, strict=True) if self.spans else ((), ())
+        starts = [sum(counts[:row]) for row in range(len(counts))]
+        for name, want in ((BEGINS, begins), (COUNTS, counts), (STARTS, starts)):
+            got = values.get(name)
+            if got is None or len(got) != len(want):
+                continue
+            mine = [want[i] for i in self.live], [got[i] for i in self.live]
+            found = at_rows(check_counts("seq-len", name, *mine), self.live)
+            if found is not None:
+                return replace(found, ends=("the host's list of it", "the target's forward"))
+        return None
 
 
 class ForwardInputs:
@@ -137,6 +163,9 @@ class ForwardInputs:
         if not getattr(runner, "is_draft_worker", False):
             read[POSITIONS] = made.positions
             _expect(forward, made, batch)
+            if forward.rule == PREFILL:
+                read[TOKENS] = made.input_ids
+                read |= {name: getattr(made, name, None) for name in (BEGINS, COUNTS, STARTS)}
         if forward.lens is None and not given.seq_lens.is_cuda:
             forward.lens = given.seq_lens.tolist()
         self._judge_cells(forward, batch)
@@ -208,11 +237,22 @@ def _expect(forward: Forward, made: Any, batch: Any) -> None:
             forward.spans = list(zip(begins, counts, strict=True))
             forward.lens = [begin + count for begin, count in forward.spans]
             forward.rule = PREFILL
+            if len(forward.spans) == len(batch.reqs):
+                forward.tokens = list(map(_tokens, batch.reqs, forward.spans))
     elif mode == "DECODE" and batch.spec_algorithm.is_none():
         lens = batch.seq_lens_cpu  # another check compares kv_committed_len with these
         known = req_kv.column(batch.reqs, req_kv.COMMITTED) if lens is None else lens.tolist()
         forward.lens, forward.spans = known, [(n - 1, 1) for n in known]
         forward.rule = DECODE
+
+
+def _tokens(request: Any, span: tuple[int, int]) -> Sequence[int] | None:
+    """The tokens of a request that a prefill computes; None if it may be given something else."""
+    filled = getattr(request, "full_untruncated_fill_ids", getattr(request, "fill_ids", None))
+    if filled is None or any(getattr(request, name, None) is not None for name in OTHER_INPUTS):
+        return None
+    found: Sequence[int] = filled[span[0] : sum(span)]
+    return found
 
 
 def _given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:

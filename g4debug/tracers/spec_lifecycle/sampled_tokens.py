@@ -12,7 +12,7 @@ Of a decode it also compares the lengths: the device's, the host's, and ``kv_com
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,14 +59,20 @@ class Sampling:
     live: list[int] = field(default_factory=list)
     before: list[tuple[int, int | None]] = field(default_factory=list)
     last: list[int | None] = field(default_factory=list)  # what was sampled for each one before
+    # How many tokens each request had when its last result was processed, None if not known.
+    left: list[int | None] = field(default_factory=list)
 
     @property
     def rids(self) -> list[str]:
         return [str(r.rid) for r in self.requests]
 
-    def begin(self, sampled: Mapping[Any, int]) -> None:
-        """Its result is about to be processed. sampled: the last token of each request."""
+    def begin(self, sampled: Mapping[Any, int], counts: MutableMapping[Any, int]) -> None:
+        """Its result is about to be processed. sampled: the last token of each request.
+
+        counts: how many tokens each has; they are taken out, as they change now.
+        """
         self.last = [sampled.get(r) for r in self.requests]
+        self.left = [counts.pop(r, None) for r in self.requests]
         self.live = live_rows(self.requests)
         outputs = [r.output_ids for r in self.requests]
         self.before = [(len(o), o[-1] if len(o) else None) for o in outputs]
@@ -76,7 +82,13 @@ class Sampling:
         values = self.copies.get()
         if not values:
             return None
-        return self._check_begun(values) or self._check_given(values)
+        return self._check_counts() or self._check_begun(values) or self._check_given(values)
+
+    def _check_counts(self) -> Violation | None:
+        """Between two results of a decode, nobody adds a token to the output or takes one away."""
+        pick = [i for i in self.live if self.left[i] is not None] if self.decode else []
+        want, got = [self.left[i] or 0 for i in pick], [self.before[i][0] for i in pick]
+        return at_rows(check_counts("bookkeeping", h.OUTPUT.name, want, got), pick)
 
     def _check_begun(self, values: dict[str, list[int]]) -> Violation | None:
         """A decode begins with the last token of each request, at its length."""
@@ -135,6 +147,7 @@ class SampledTokens:
         self._waiting: dict[int, tuple[weakref.ref[Any], Sampling]] = {}  # by id() of the result
         self._processing: Sampling | None = None
         self._sampled: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         # The token that each request's last step sampled, if it is on the host at once.
         self._next: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._judged: Tally | None = None
@@ -275,7 +288,10 @@ class SampledTokens:
         ref, step = self._waiting.pop(id(result), (None, None))
         self._processing = step if ref is not None and ref() is result else None
         if self._processing is not None:
-            self._processing.begin(self._sampled)
+            self._processing.begin(self._sampled, self._counts)
+        else:  # a step that is not followed changes them, too
+            for request in batch.reqs or ():
+                self._counts.pop(request, None)
 
     def before_stream_output(self, streamer: Any, reqs: Any, *args: Any, **kwargs: Any) -> None:
         step, self._processing = self._processing, None
@@ -286,6 +302,7 @@ class SampledTokens:
         tokens = (step.copies.get() or {}).get(h.SAMPLED.key, [])
         for row in step.live if len(tokens) == len(step.requests) else ():
             request = step.requests[row]
+            self._counts[request] = len(request.output_ids)
             if len(request.output_ids) == step.before[row][0] + 1:
                 self._sampled[request] = tokens[row]
 

@@ -107,6 +107,21 @@ def test_two_tokens_at_one_place(it):
     assert f"another token of row 1 to the same place, slot {theirs}" in finding.headline
 
 
+@pytest.mark.parametrize("name", ["extend_seq_lens", "extend_start_loc"])
+@pytest.mark.parametrize("value", [-1, 0, 9, 11, 1 << 20])
+def test_wrong_numbers_of_a_prefill_on_the_device_switch_nothing_off(it, name, value):
+    """The host has them, too, and has laid the tokens one behind the other."""
+    batch = it.made("extend")
+    getattr(batch, name)[0] = value
+    it.backend.forward_metadata = it.metadata()
+    it.write(batch)
+    status = plugin.in_force.recorder.status.records()
+    assert not next(t for t in status if t.name == "kv-writes").limits
+    batch.out_cache_loc[3] += 1
+    with pytest.raises(TrapError):
+        it.write(batch)
+
+
 def test_a_row_that_names_one_page_twice(it):
     """Each location is what req_to_token says, and still two tokens share one."""
     row = it.row("b")
@@ -122,6 +137,45 @@ def test_a_row_that_names_one_page_twice(it):
     assert error.value.finding.kind == "written-twice"
     assert "which is its own" in error.value.finding.headline
     assert "two cells of req_to_token name one place" in error.value.finding.cause
+
+
+@pytest.mark.parametrize("layers", ["full_layers", "sliding_layers"])
+def test_a_row_that_was_overwritten_behind_the_allocation_is_blamed_itself(it, layers):
+    """The location is right, and the row names the request's first page in its last column."""
+    batch = it.made("decode")
+    it.backend.init_forward_metadata(batch)
+    row = it.row("b")
+    row[96:112] = row[:16].clone()
+    with pytest.raises(TrapError) as error:
+        it.write(batch, getattr(it, layers)())
+    finding = error.value.finding
+    assert finding.kind in ("mismatch", "other-request")
+    assert "of req_to_token is wrong: it names page " in finding.cause
+    assert "which was handed out to the request itself for tokens 0..15" in finding.cause
+
+
+def test_a_wrong_cache_protected_len_costs_no_judgement_of_whose_a_page_is(arm, caplog):
+    """The prefix cache holds nothing of what it counts as cached, in step after step."""
+    arm(**ARMED, G4DEBUG_MODE="contain")
+    it = Writing(cached=48)
+    scheduled(it)
+    for _ in range(12):
+        it.forward("extend", None, it.full_layers())
+    assert any("the prefix cache does not hold page" in line for line in caplog.messages)
+    assert it.ledger.owners.given_up == ""
+
+
+def test_no_kv_is_written_to_the_page_that_a_wrong_row_names(contained):
+    it = contained
+    batch = it.made("decode")
+    it.backend.init_forward_metadata(batch)
+    row = it.row("b")
+    row[96:112] = row[:16].clone()
+    slots, keys = row[:16].long(), [x.layer_id for x in it.full_layers()]
+    before = [it.rig.pool.get_key_buffer(n)[slots].clone() for n in keys]
+    it.write(batch, it.full_layers())
+    after = [it.rig.pool.get_key_buffer(n)[slots] for n in keys]
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
 def test_the_sliding_layers_have_places_of_their_own(it):

@@ -82,6 +82,34 @@ def test_it_is_told(writing, position, wrong, caplog):
     assert not any("in doubt" in line for line in caplog.messages)
 
 
+def rolled(slots):
+    return slots.roll(1)
+
+
+def turned_round(slots):
+    return slots.flip(0)
+
+
+def one_slot_further(slots):
+    return slots + 1
+
+
+@pytest.mark.parametrize("wrong", [rolled, turned_round, one_slot_further])
+def test_a_whole_page_in_another_order_is_told(writing, wrong, caplog):
+    """The slots of the page agree with each other, so they are no proof for one of them."""
+    it, _ = writing
+    begin = it.right("b", 90) // PAGE * PAGE
+    page = slice(begin, begin + PAGE)
+    mapping(it)[page] = wrong(mapping(it)[page].clone())
+    with pytest.raises(TrapError) as error:
+        it.forward("extend")
+    finding = error.value.finding
+    assert (finding.check, finding.location.request) == ("kv-writes", "b")
+    assert finding.cause.startswith("full_to_swa_index_mapping is wrong"), finding.cause
+    assert not it.ledger.broken
+    assert not any("in doubt" in line for line in caplog.messages)
+
+
 def test_a_sound_mapping_is_not(writing, caplog):
     it, folder = writing
     for mode in ("extend", "decode", "target_verify"):

@@ -8,6 +8,7 @@ What SGLang's own check says of the idle server is written down, too.
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import os
 import random
@@ -382,6 +383,41 @@ def chunk_not_admitted(load: Load) -> None:
     load.server._unfinished(request)
 
 
+def broken_key(change: Callable[[Any], None]) -> Case:
+    """The key of the next insert is changed on its way."""
+
+    def run(load: Load) -> None:
+        load.come([92] * (3 * PAGE), 3, rid="mine")
+        tree, done = load.tree, []
+
+        def insert(params: Any, *args: Any, **kwargs: Any) -> Any:
+            if not done:
+                done.append(params)
+                params.key = copy.copy(params.key)
+                change(params.key)
+            return type(tree).insert(tree, params, *args, **kwargs)
+
+        tree.insert = insert
+        load.until(lambda: done)
+
+    return run
+
+
+def other_token(key: Any) -> None:
+    key.token_ids = key.token_ids[:]
+    key.token_ids[1] += 1
+
+
+def other_namespace(key: Any) -> None:
+    key.extra_key = "another"
+
+
+CASES |= {
+    "key_other_token": broken_key(other_token),
+    "key_other_namespace": broken_key(other_namespace),
+}
+
+
 @case
 def committed_too_long(load: Load) -> None:
     """More pages than the request holds: a length that counts two pages too much."""
@@ -536,6 +572,13 @@ def row_free_twice(load: Load) -> None:
     load.drain()
     slots = load.server.rows.free_slots
     slots.append(slots[0])
+
+
+@case
+def row_free_while_it_runs(load: Load) -> None:
+    request = load.until(lambda: load.running(1))
+    load.server.rows.free_slots.append(req_kv.row(request))
+    load.books.census()
 
 
 @case

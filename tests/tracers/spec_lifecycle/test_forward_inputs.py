@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from types import SimpleNamespace
 
 import pytest
@@ -66,7 +67,7 @@ def test_each_token_has_its_position(spans, data):
 def request(rid, row, committed):
     return SimpleNamespace(
         rid=rid, req_pool_idx=row, kv_committed_len=committed, finished_reason=None,
-        is_retracted=False,
+        is_retracted=False, fill_ids=array("q", range(100 * row, 100 * row + committed)),
     )  # fmt: skip
 
 
@@ -105,6 +106,10 @@ class Step:
             positions=torch.tensor([10, 11, 4, 5, 6] if extend else [11, 6]),
             extend_prefix_lens_cpu=[10, 4] if extend else None,
             extend_seq_lens_cpu=[2, 3] if extend else None,
+            input_ids=torch.tensor([310, 311, 104, 105, 106] if extend else [9, 9]),
+            extend_prefix_lens=torch.tensor([10, 4]) if extend else None,
+            extend_seq_lens=torch.tensor([2, 3]) if extend else None,
+            extend_start_loc=torch.tensor([0, 2]) if extend else None,
         )
         self.runner = SimpleNamespace(is_draft_worker=draft)
 
@@ -217,6 +222,45 @@ def test_a_position_is_told(name, position):
     found = step.told()
     assert found.kind == "position"
     assert (found.location.row, found.location.column) == ((0, 1) if name == "EXTEND" else (1, -1))
+
+
+@pytest.mark.parametrize(("at", "row", "column"), [(0, 0, 0), (1, 0, 1), (2, 1, 0), (4, 1, 2)])
+def test_a_token_of_a_prefill_that_is_not_the_requests_is_told(at, row, column):
+    step = Step("EXTEND")
+    step.made.input_ids[at] = 7
+    found = step.told()
+    assert (found.kind, found.location.row, found.location.column) == ("sampled-token", row, column)
+    assert found.cause.startswith(
+        "input_ids was changed between the request and the target's forward"
+    )
+    assert "7" not in found.headline  # it is a token of a prompt
+
+
+def test_tokens_of_two_requests_that_are_exchanged_are_told():
+    step = Step("EXTEND")
+    step.made.input_ids = torch.tensor([104, 105, 310, 311, 106])
+    assert step.told().kind == "sampled-token"
+
+
+@pytest.mark.parametrize("name", ["multimodal_inputs", "input_embeds"])
+def test_what_is_given_in_place_of_tokens_is_not_compared(name):
+    step = Step("EXTEND")
+    step.made.input_ids[0] = 7
+    setattr(step.batch.reqs[0], name, object())
+    step.run()
+    step.made.input_ids[2] = 7
+    assert step.told().location.row == 1
+
+
+@pytest.mark.parametrize("name", ["extend_prefix_lens", "extend_seq_lens", "extend_start_loc"])
+@pytest.mark.parametrize("row", [0, 1])
+@pytest.mark.parametrize("by", [-1, 1])
+def test_numbers_of_a_prefill_that_differ_on_the_device_are_told(name, row, by):
+    step = Step("EXTEND")
+    getattr(step.made, name)[row] += by
+    found = step.told()
+    assert (found.kind, found.location.row) == ("seq-len", row)
+    assert found.cause.startswith(f"{name} was changed between ")
 
 
 def test_a_request_that_ended_is_not_judged_but_by_its_row():

@@ -12,6 +12,7 @@ from g4debug.tracers.base import Context
 from g4debug.tracers.spec_lifecycle.copies import Copies
 from g4debug.tracers.spec_lifecycle.log import SpecLog
 from g4debug.tracers.spec_lifecycle.sampled_tokens import SampledTokens
+from g4debug.trapping.trap import TrapError
 
 
 class Result:
@@ -35,6 +36,7 @@ class Step:
                 is_decode=lambda: False, is_extend=lambda: True, is_mixed=lambda: False
             ),
             reqs=[self.request],
+            seq_lens_cpu=None,
             spec_algorithm=SimpleNamespace(is_none=lambda: not draft),
         )
 
@@ -50,6 +52,14 @@ class Step:
         self.request.output_ids.append(7)
         tracer.before_stream_output(None, self.batch.reqs)
         tracer.after_process(None)
+
+    def decode(self) -> None:
+        """The same, as a decode."""
+        mode = SimpleNamespace(
+            is_decode=lambda: True, is_extend=lambda: False, is_mixed=lambda: False
+        )
+        self.batch.forward_mode = mode
+        self.run()
 
     @property
     def counted(self) -> dict[str, int]:
@@ -92,3 +102,38 @@ def test_a_batch_with_a_beam_search_is_not_followed_and_that_is_said(tmp_path):
     (limit,) = step.context.status.record().limits
     assert limit.what.startswith("of a batch with a beam search no sampled tokens")
     assert step.counted == {"sampled tokens": 1}
+
+
+@pytest.mark.parametrize("by", [-1, 1])
+def test_a_token_that_is_added_or_lost_between_two_results_is_told(by, tmp_path):
+    step = Step(tmp_path, draft=False)
+    step.run()
+    step.decode()
+    output = step.request.output_ids
+    step.request.output_ids = [*output, 7] if by > 0 else output[:-1]
+    with pytest.raises(TrapError) as error:
+        step.decode()
+    finding = error.value.finding
+    assert finding.kind == "bookkeeping"
+    assert f"output_ids = {2 + by} ({by:+d})" in finding.headline
+
+
+def test_what_a_step_adds_that_is_not_followed_is_left_alone(tmp_path):
+    step = Step(tmp_path, draft=False)
+    step.run()
+    step.decode()
+    step.tracer.before_process(step.scheduler, step.batch, Result(None))
+    step.request.output_ids += [7, 7, 7]
+    step.decode()
+    step.decode()
+
+
+def test_a_request_that_was_retracted_may_begin_its_output_anew(tmp_path):
+    step = Step(tmp_path, draft=False)
+    prefill = step.batch.forward_mode
+    step.run()
+    step.decode()
+    step.request.output_ids = []
+    step.batch.forward_mode = prefill
+    step.run()
+    step.decode()
