@@ -15,7 +15,7 @@ import importlib.util
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -102,7 +102,7 @@ from g4debug.tracers.spec_lifecycle.check_values import (
     check_verify_input,
     check_verify_result,
 )
-from g4debug.tracers.spec_lifecycle.forward_inputs import DECODE, PREFILL
+from g4debug.tracers.spec_lifecycle.forward_inputs import BOOKS, DECODE, PREFILL
 from g4debug.tracers.spec_lifecycle.hand_over import HandOver
 from g4debug.trapping.trap import TrapError
 
@@ -922,6 +922,8 @@ STEPS = (
         hands_over(counts("seq-len", "seq_lens", [11, 20]))),
     at_step("seq-len", "leaves out 2 tokens whose KV is committed",
         hands_over(counts("seq-len", "seq_lens", [10, 18]))),
+    at_step("seq-len", "does not agree with the host's lists of prefixes and new tokens",
+        hands_over(replace(counts("seq-len", "seq_lens", [11, 20]), rule=BOOKS))),
     at_step("seq-len", "of another number of requests",
         hands_over(counts("seq-len", "seq_lens", [10]))),
     at_step("bookkeeping", "by the processing of the verify's result",

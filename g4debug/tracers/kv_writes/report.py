@@ -86,9 +86,7 @@ class Words(PageReport):
         full = w.full // self.page_size
         if w.position < 0:
             who = "the KV of a token"
-        right = f", but its place is slot {w.expected} (page {w.expected // self.page_size})"
-        if w.expected < 0:
-            right = ""
+        right = f", but {self._place('its place is')}" if w.expected >= 0 else ""
         if self.record.outside:
             slots = f"its {name} pool has {self.checked.slots} slots"
             return f"writes {who} to slot {w.value}, but {slots}{right.replace(', but', ';')}"
@@ -117,7 +115,13 @@ class Words(PageReport):
             return ""
         if w.expected == w.value:
             return ", which is its own"
-        return f", but its own is slot {w.expected} (page {w.expected // self.page_size})"
+        return f", but {self._place('its own is')}"
+
+    def _place(self, words: str) -> str:
+        """The place of this KV, and whose word that is if it is wrong itself. words: say so."""
+        w = self.write
+        by = f" by row {w.request} of req_to_token" if self._wrong_row() else ""
+        return f"{words} slot {w.expected} (page {w.expected // self.page_size}){by}"
 
     def _held_by(self) -> str:
         owner = self.owner_of(self.pool_name, self.page)
@@ -134,7 +138,8 @@ class Words(PageReport):
             return "a page that was handed out to the request of the row itself"
         if self.kind == "cached-page":
             return "a page that no other request reads: what is cached is never written again"
-        belongs = f"; for this token, slot {w.expected}" if w.expected >= 0 else ""
+        known = w.expected >= 0 and not self._wrong_row()
+        belongs = f"; for this token, slot {w.expected}" if known else ""
         if self.kind == "written-twice":
             return f"a slot of its own for each token{belongs}"
         return f"one of the slots 0..{self.checked.slots - 1} of the {pool} pool{belongs}"
@@ -187,8 +192,9 @@ class Words(PageReport):
         if swa and self._mapped(w.full) == w.value:
             return (
                 f"full_to_swa_index_mapping is wrong: it says slot {w.value} for slot {w.full} of "
-                "the full pool, which was handed out together with another one. Who changed it is "
-                "not known"
+                "the full pool, which was handed out together with another one. The mapping was "
+                "overwritten, or the SWA pool's allocator gave that slot; which of the two is not "
+                "known"
             )
         full = self._full_location() if swa else -1
         if full >= 0 and full != w.full:
@@ -220,6 +226,8 @@ class Words(PageReport):
         """Why the row names a page that does not belong there, '' if it is not known to do so."""
         w, size = self.write, self.page_size
         page = w.full // size
+        if w.full < 0:
+            return ""
         if self.is_of_another("full", page):
             return f"it names page {page} there, which was not handed out to this request"
         pool = self.pool("full", page)

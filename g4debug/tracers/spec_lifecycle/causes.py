@@ -128,6 +128,11 @@ def _length(violation: Violation, at: HandOver) -> str:
     then = "; the next allocation, the positions and the page table are built from it"
     if violation.ends[1]:
         return _between(violation) + then
+    if violation.rule:
+        return (
+            f"{violation.what} does not agree with {violation.rule}: one of them was computed "
+            "wrong, or was changed; which of them is not known" + then
+        )
     if violation.off > 0:
         return f"{violation.what} counts {violation.off} tokens whose KV is not committed" + then
     if violation.off < 0:
@@ -150,11 +155,14 @@ def _counted(violation: Violation, at: HandOver) -> str:
     must = "; exactly one place must count, once for each result"
     if violation.off > 0:
         return (
-            f"{violation.what} was counted again, by {where} or since the result before "
-            f"it; which of the two is not known{must}"
+            f"{violation.what} was counted again, by {where} or since the result before it, or was "
+            f"replaced; which of them is not known{must}"
         )
     if violation.off < 0:
-        return f"{violation.what} counts too little, or was set back, by {where}{must}"
+        return (
+            f"{violation.what} counts too little, or was set back, by {where}, or was replaced; "
+            f"which of them is not known{must}"
+        )
     return f"not known: {violation.what} is counted by {where}{must}"
 
 

@@ -43,6 +43,7 @@ DECODE = "the host's length, which counts the token that is computed"
 ROWS, LENS, POSITIONS = "req_pool_indices", "seq_lens", "positions"
 PLACES = "out_cache_loc"
 TOKENS = "input_ids"
+BOOKS = "the host's lists of prefixes and new tokens"
 BEGINS, COUNTS, STARTS = "extend_prefix_lens", "extend_seq_lens", "extend_start_loc"
 # Requests of which a forward may be given something else than tokens.
 OTHER_INPUTS = ("multimodal_inputs", "input_embeds", "positional_embed_overrides")
@@ -81,6 +82,8 @@ class Forward:
         if found is None and lens and want and len(lens) == len(want):
             found = check_counts("seq-len", LENS, [want[i] for i in pick], [lens[i] for i in pick])
             found = at_rows(found, pick)
+            if found is not None and self.rule == PREFILL:
+                found = replace(found, rule=BOOKS)
         if found is None:
             found = self._check_prefill(values)
         if found is None and POSITIONS in values and self.spans is not None:

@@ -152,6 +152,8 @@ def test_a_row_that_was_overwritten_behind_the_allocation_is_blamed_itself(it, l
     assert finding.kind in ("mismatch", "other-request")
     assert "of req_to_token is wrong: it names page " in finding.cause
     assert "which was handed out to the request itself for tokens 0..15" in finding.cause
+    assert re.search(r"its place is slot \d+ \(page \d+\) by row \d+ of", finding.headline)
+    assert "for this token" not in finding.expected
 
 
 def test_a_wrong_cache_protected_len_costs_no_judgement_of_whose_a_page_is(arm, caplog):

@@ -263,6 +263,15 @@ def test_numbers_of_a_prefill_that_differ_on_the_device_are_told(name, row, by):
     assert found.cause.startswith(f"{name} was changed between ")
 
 
+@pytest.mark.parametrize("by", [-1, 1])
+def test_prefixes_on_the_host_that_do_not_fit_the_lengths_accuse_neither(by):
+    step = Step("EXTEND")
+    step.made.extend_prefix_lens_cpu[0] += by
+    found = step.told()
+    assert (found.kind, found.location.row) == ("seq-len", 0)
+    assert found.cause.startswith("seq_lens does not agree with the host's lists of prefixes")
+
+
 def test_a_request_that_ended_is_not_judged_but_by_its_row():
     step = Step()
     step.batch.reqs[1].finished_reason = "length"
