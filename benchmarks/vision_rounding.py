@@ -77,7 +77,6 @@ def main() -> None:
 
     cpu.prepare()
     sys.path.insert(0, str(ROOT / "tests" / "support"))
-    import arguments
     import real_layer
 
     from g4debug.cpu.geometry import TINY
@@ -89,8 +88,7 @@ def main() -> None:
         setattr(module, name, module.reference)
     with tempfile.TemporaryDirectory(prefix="g4debug-rounding-") as folder, torch.no_grad():
         target, _ = write(TINY, Path(folder) / "tiny")
-        with real_layer.one_process(str(target)):
-            arguments.set_vision_attention("triton_attn")
+        with real_layer.one_process(str(target), mm_attention_backend="triton_attn"):
             made = tower(args.layers, args.logits)
             right = run(made, args.side, ours=False)
             made.bfloat16()

@@ -6,7 +6,9 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,20 +26,24 @@ def run_engine(
     folder: Path, workload: str = "workloads.e4b_trtllm_mtp", **switches: str
 ) -> tuple[int, str, list[Path]]:
     """Exit status and log of a small E4B workload, and the dumps that it left."""
-    child = (str(REPRO / "harness" / "child.py"), "harness.engine", "cuda")
-    arguments = json.dumps({"workload": workload, "requests": 8})
+    arguments = {"workload": workload, "requests": 8}
+    switches = {"SGLANG_TRTLLM_MHA_DEBUG": "1", **switches}
+    # With cold caches kernels are compiled for minutes.
+    return run_child(folder, "harness.engine", arguments, 600, **switches)
+
+
+def run_child(
+    folder: Path, module: str, arguments: Mapping[str, Any], timeout: float, **switches: str
+) -> tuple[int, str, list[Path]]:
+    """The same of any child of ``repro/harness``, with its arguments."""
+    child = (str(REPRO / "harness" / "child.py"), module, "cuda")
     finished = subprocess.run(
-        [sys.executable, *child, str(folder / "result.json"), arguments],
-        env={
-            **os.environ,
-            "SGLANG_TRTLLM_MHA_DEBUG": "1",
-            "SGLANG_TRTLLM_MHA_DEBUG_DIR": str(folder / "dumps"),
-            **switches,
-        },
+        [sys.executable, *child, str(folder / "result.json"), json.dumps(arguments)],
+        env={**os.environ, "SGLANG_TRTLLM_MHA_DEBUG_DIR": str(folder / "dumps"), **switches},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=600,  # with cold caches kernels are compiled for minutes
+        timeout=timeout,
         check=False,
     )
     (folder / "log").write_text(finished.stdout)

@@ -6,17 +6,13 @@ mode ``raise`` on rank 1 only.
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-from test_rank_divergence_gpu import ENGINE, REPRO, models
+from test_rank_divergence_gpu import ENGINE, models, serve
 
 from g4debug.dumps import reading
 
@@ -48,36 +44,18 @@ class Run(NamedTuple):
     findings: list[Any]
 
 
-def serve(folder: Path, mode: str, plan: list[str]) -> Run:
-    arguments = {
-        "count": 60,
-        "waves": 1,
-        "overrides": ENGINE,
-        "shape": {"longest": 600, "output": [8, 60]},
-        "tape": False,
-    }
-    child = (str(REPRO / "harness" / "child.py"), "harness.mixed", "cuda")
-    run = subprocess.run(
-        [sys.executable, *child, str(folder / "result.json"), json.dumps(arguments)],
-        env={
-            **os.environ,
-            "G4DEBUG_TRACE": TRACERS,
-            "G4DEBUG_NOT_RUN_ON_THIS_RELEASE": "1",
-            "G4DEBUG_LEAK_STEPS": "4",
-            "G4DEBUG_MAX_DUMPS": "60",
-            "G4DEBUG_MODE": mode,
-            "G4DEBUG_FAULTS": ";".join(["seed=1", *plan]),
-            "SGLANG_TRTLLM_MHA_DEBUG_DIR": str(folder / "dumps"),
-        },
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=400,
-        check=False,
+def struck(folder: Path, mode: str, plan: list[str]) -> Run:
+    status, log, dumps = serve(
+        folder,
+        ENGINE,
+        400,
+        G4DEBUG_TRACE=TRACERS,
+        G4DEBUG_LEAK_STEPS="4",
+        G4DEBUG_MAX_DUMPS="60",
+        G4DEBUG_MODE=mode,
+        G4DEBUG_FAULTS=";".join(["seed=1", *plan]),
     )
-    (folder / "log").write_text(run.stdout)
-    dumps = sorted((folder / "dumps").glob("*.pt"))
-    return Run(run.returncode, run.stdout, [reading.read(path).finding for path in dumps])
+    return Run(status, log, [reading.read(path).finding for path in dumps])
 
 
 def ranks_struck(run: Run, fault: str) -> int:
@@ -87,7 +65,7 @@ def ranks_struck(run: Run, fault: str) -> int:
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory, models: None) -> Run:
     plan = [f"{fault}={action}" for fault, (action, _) in BOTH.items()]
-    return serve(tmp_path_factory.mktemp("both"), "log", plan)
+    return struck(tmp_path_factory.mktemp("both"), "log", plan)
 
 
 @pytest.mark.parametrize("fault", BOTH)
@@ -99,7 +77,7 @@ def test_both_ranks_tell_what_struck_both(both: Run, fault: str) -> None:
 
 
 def test_one_rank_contains_what_struck_it_alone(tmp_path: Path, models: None) -> None:
-    run = serve(tmp_path, "contain", [f"{CONTAINED}=3*on@mode=target_verify@rank=1"])
+    run = struck(tmp_path, "contain", [f"{CONTAINED}=3*on@mode=target_verify@rank=1"])
     assert run.status == 0, run.log[-3000:]
     assert ranks_struck(run, CONTAINED) == 1
     told = [f for f in run.findings if f.check == "kv-writes"]
@@ -110,7 +88,7 @@ def test_one_rank_contains_what_struck_it_alone(tmp_path: Path, models: None) ->
 
 
 def test_a_table_of_one_rank_stops_both(tmp_path: Path, models: None) -> None:
-    run = serve(tmp_path, "raise", ["page-alias=1*on@mode=replay@rank=1"])
+    run = struck(tmp_path, "raise", ["page-alias=1*on@mode=replay@rank=1"])
     assert run.status != 0
     assert ranks_struck(run, "page-alias") == 1, run.log[-3000:]
     assert [f.check for f in run.findings if f.location.rank == 1][:1] == ["page-table"]

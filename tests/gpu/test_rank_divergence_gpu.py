@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from test_engine_replay import run_child
 
 from g4debug.dumps import reading
 
@@ -45,6 +45,16 @@ def models() -> None:
     subprocess.run([sys.executable, "-c", write], cwd=REPRO, check=True)
 
 
+def serve(
+    folder: Path, engine: Mapping[str, Any], timeout: float, **switches: str
+) -> tuple[int, str, list[Path]]:
+    """Exit status and log of 60 requests on these ranks, and the dumps that they left."""
+    shape = {"longest": 600, "output": [8, 60]}
+    arguments = {"count": 60, "waves": 1, "overrides": engine, "shape": shape, "tape": False}
+    switches = {"G4DEBUG_NOT_RUN_ON_THIS_RELEASE": "1", **switches}
+    return run_child(folder, "harness.mixed", arguments, timeout, **switches)
+
+
 @pytest.mark.parametrize(
     ("how", "words"), [("on", "in another order"), ("abort", "aborted on one rank")]
 )
@@ -52,31 +62,19 @@ def test_a_rank_that_decides_for_itself_is_found(
     tmp_path: Path, models: None, how: str, words: str
 ) -> None:
     engine = {**ENGINE, **(plain() if how == "abort" else {})}
-    shape = {"longest": 600, "output": [8, 60]}
-    arguments = {"count": 60, "waves": 1, "overrides": engine, "shape": shape, "tape": False}
-    child = (str(REPRO / "harness" / "child.py"), "harness.mixed", "cuda")
-    run = subprocess.run(
-        [sys.executable, *child, str(tmp_path / "result.json"), json.dumps(arguments)],
-        env={
-            **os.environ,
-            "G4DEBUG_TRACE": "rank-divergence,flight-recorder",
-            "G4DEBUG_NOT_RUN_ON_THIS_RELEASE": "1",
-            "G4DEBUG_FAULTS": f"seed=1;rank-divergence=1*{how}",
-            "SGLANG_TRTLLM_MHA_DEBUG_DIR": str(tmp_path / "dumps"),
-        },
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=300,
-        check=False,
+    status, log, dumps = serve(
+        tmp_path,
+        engine,
+        300,
+        G4DEBUG_TRACE="rank-divergence,flight-recorder",
+        G4DEBUG_FAULTS=f"seed=1;rank-divergence=1*{how}",
     )
-    (tmp_path / "log").write_text(run.stdout)
-    fired = re.search(r"rank-divergence #1: .*\[step (\d+): ", run.stdout)
-    assert fired, run.stdout[-3000:]
-    assert run.returncode != 0
-    records = [reading.read(path) for path in sorted((tmp_path / "dumps").glob("*.pt"))]
+    fired = re.search(r"rank-divergence #1: .*\[step (\d+): ", log)
+    assert fired, log[-3000:]
+    assert status != 0
+    records = [reading.read(path) for path in dumps]
     found = [r.finding for r in records if r.finding.kind == "ranks-differ"]
-    assert found, run.stdout[-3000:]
+    assert found, log[-3000:]
     # Requests are taken between two steps.
     assert 0 <= found[0].location.step - int(fired[1]) <= (how == "on")
     assert words in found[0].cause

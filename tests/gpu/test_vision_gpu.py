@@ -150,11 +150,15 @@ class Attention(torch.nn.Module):
 
 
 @pytest.fixture
-def tower(tmp_path):
+def attention() -> None:
+    """SGLang's choice for the tower; a test may name another one."""
+
+
+@pytest.fixture
+def tower(tmp_path, attention):
     """Makes a seeded Gemma4VisionEncoder of four layers with bounds that bite, and attention's
     logits of size 1, as in a trained tower (benchmarks/vision_rounding.py)."""
     pytest.importorskip("sglang")
-    import arguments
     import real_layer
     import real_tower
     from sglang.srt.layers.utils.multi_platform import MultiPlatformOp
@@ -162,8 +166,7 @@ def tower(tmp_path):
     from g4debug.cpu.geometry import TINY
     from g4debug.cpu.models import write
 
-    def make(size: str, attention: str | None, dtype: torch.dtype = torch.bfloat16):
-        arguments.set_vision_attention(attention)
+    def make(size: str, dtype: torch.dtype = torch.bfloat16):
         made = real_tower.tower({"num_hidden_layers": 4, **TOWERS[size]}, 1.0)
         real_tower.logits_of_size(made, 1.0)
         made.to("cuda", torch.bfloat16)
@@ -177,7 +180,8 @@ def tower(tmp_path):
         return made
 
     target, _ = write(TINY, tmp_path / "tiny")
-    with real_layer.one_process(str(target), "cuda"), torch.no_grad():
+    process = real_layer.one_process(str(target), "cuda", mm_attention_backend=attention)
+    with process, torch.no_grad():
         yield make
 
 
@@ -209,8 +213,8 @@ def test_it_is_as_near_to_float32_as_sglangs_tower(tower, size, attention):
     at = real_tower.positions(48, 48, 2520 - 48 * 48).expand(2, -1, -1).cuda()
     generator = torch.Generator().manual_seed(1)
     pixels = torch.rand(2, 2520, 768, generator=generator).to("cuda", torch.bfloat16)
-    right, valid = tower(size, attention, torch.float32)(pixels.float(), at)
-    made = tower(size, attention)
+    right, valid = tower(size, torch.float32)(pixels.float(), at)
+    made = tower(size)
     own, own_valid = made(pixels, at)
     got, got_valid = ours(made, pixels, at)
     assert torch.equal(valid, own_valid)
@@ -226,7 +230,7 @@ def test_it_is_as_near_to_float32_as_sglangs_tower(tower, size, attention):
 def test_positions_are_looked_up_bit_for_bit(tower):
     from g4debug.fixes.paths.vision_layer.layer import position_embeddings
 
-    embedder = tower("E2B", None).patch_embedder
+    embedder = tower("E2B").patch_embedder
     at = torch.randint(0, embedder.position_embedding_size, (2, 500, 2), device="cuda")
     at[0, 400:] = -1
     padding = (at == -1).all(dim=-1)

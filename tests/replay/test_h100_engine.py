@@ -22,8 +22,11 @@ pytestmark = [*ENGINE, LONG]
 HERE = Path(__file__).with_name("h100")
 TAPES = sorted(HERE.glob("*.pt"))
 # What is wrong is no page table in "cached-page-alias", so the model must compute there.
-WAYS = {"healthy": ["--pages-only"], "soak": ["--pages-only", "--until", "1000"]}
-WAYS["soak-tp2"] = ["--pages-only", "--until", "400"]
+WAYS = {
+    "healthy": ["--pages-only"],
+    "soak": ["--pages-only", "--until", "1000"],
+    "soak-tp2": ["--pages-only", "--until", "400"],
+}
 
 
 @pytest.mark.parametrize("path", TAPES, ids=lambda path: path.stem)

@@ -22,19 +22,3 @@ def put(monkeypatch: Any, name: str, value: Any) -> None:
     args = get_server_args()
     decided = [*(getattr(args, "_resolved_overrides", None) or ()), ("test", {name: value})]
     monkeypatch.setattr(args, "_resolved_overrides", decided, raising=False)
-
-
-def set_vision_attention(backend: str | None) -> None:
-    """The attention of vision towers that are built from now on; None: SGLang's choice.
-
-    Inside of ``real_layer.one_process``, whose end takes it back.
-    """
-    from sglang.srt import server_args
-
-    try:
-        from sglang.srt.runtime_context import get_context, get_mm
-    except ImportError:
-        server_args.get_global_server_args().mm_attention_backend = backend
-        return
-    get_context().override("test", mm_attention_backend=backend)
-    assert get_mm().mm_attention_backend == backend

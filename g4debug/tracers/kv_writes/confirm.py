@@ -45,8 +45,8 @@ def _ask(size: int, write: Write, ask: Question, recorder: Recorder) -> Write:
     elif write.kind is Kind.CACHED:
         if holders.scheduler is not None and not np.isin(ask.full, holders.cached()).any():
             # It rests on cache_protected_len, and says nothing of whose the page is.
-            why = f"the prefix cache does not hold page {ask.page}"
-            why = f"SGLang's own tables do not confirm it ({why})"
+            tables = f"the prefix cache does not hold page {ask.page}"
+            why = f"SGLang's own tables do not confirm it ({tables})"
             raise Unconfirmed(why, ask.page, harmless=True)
     elif write.kind is Kind.FOREIGN:
         return _of_rows(write, ask, recorder)

@@ -15,6 +15,7 @@ import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -78,31 +79,35 @@ class Forward:
             found = check_batch_rows(self.rids, self.rows, values[ROWS], self.size)
         if found is None and PLACES in values:
             found = check_slots(values[PLACES], self.slots, len(self.rows))
-        lens, want, pick = values.get(LENS), self.lens, self.live
-        if found is None and lens and want and len(lens) == len(want):
-            found = check_counts("seq-len", LENS, [want[i] for i in pick], [lens[i] for i in pick])
-            found = at_rows(found, pick)
+        if found is None and self.lens is not None:
+            found = self._check_numbers(LENS, self.lens, values)
             if found is not None and self.rule == PREFILL:
                 found = replace(found, rule=BOOKS)
-        if found is None:
+        if found is None and self.rule == PREFILL:
             found = self._check_prefill(values)
         if found is None and POSITIONS in values and self.spans is not None:
-            found = check_positions(self.spans, values[POSITIONS], pick, self.rule)
+            found = check_positions(self.spans, values[POSITIONS], self.live, self.rule)
         if found is None and TOKENS in values and self.tokens is not None:
             counts = [count for _, count in self.spans or ()]
-            found = check_tokens(self.tokens, values[TOKENS], pick, counts)
+            found = check_tokens(self.tokens, values[TOKENS], self.live, counts)
         return found
+
+    def _check_numbers(
+        self, name: str, want: Sequence[int], values: Mapping[str, Sequence[int]]
+    ) -> Violation | None:
+        """A list with one number for each request, of those that go on."""
+        got, pick = values.get(name), self.live
+        if got is None or len(got) != len(want):
+            return None
+        mine = [want[i] for i in pick], [got[i] for i in pick]
+        return at_rows(check_counts("seq-len", name, *mine), pick)
 
     def _check_prefill(self, values: Mapping[str, Sequence[int]]) -> Violation | None:
         """The device has the same prefixes and numbers of new tokens as the host."""
         begins, counts = zip(*self.spans, strict=True) if self.spans else ((), ())
-        starts = [sum(counts[:row]) for row in range(len(counts))]
+        starts = list(accumulate(counts, initial=0))[:-1]
         for name, want in ((BEGINS, begins), (COUNTS, counts), (STARTS, starts)):
-            got = values.get(name)
-            if got is None or len(got) != len(want):
-                continue
-            mine = [want[i] for i in self.live], [got[i] for i in self.live]
-            found = at_rows(check_counts("seq-len", name, *mine), self.live)
+            found = self._check_numbers(name, want, values)
             if found is not None:
                 return replace(found, ends=("the host's list of it", "the target's forward"))
         return None
