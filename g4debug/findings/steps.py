@@ -22,6 +22,7 @@ from g4debug.hooking.resolved import server_argument
 
 _RID = attrgetter("rid")
 Kept = tuple[list[str], bytes]  # the requests' ids, and the rest of a step
+PoolSizes = tuple[tuple[str, int, int], ...]  # name, tokens, available tokens
 
 
 class Ranks(NamedTuple):
@@ -55,6 +56,7 @@ class Recorder:
         self.status = Status(self)
         self.also: Callable[[list[str], bytes, int], None] | None = None
         self._rids: dict[int, str] | None = {}  # None: nobody has asked since the last step
+        self._pools: PoolSizes | None = None  # as ``read_pools`` has read them for the next step
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -86,6 +88,14 @@ class Recorder:
         """A batch is being prepared. The next step is its own."""
         self.preparing = True
 
+    def read_pools(self, scheduler: Any) -> PoolSizes:
+        """:func:`pool_sizes` at the beginning of a step, before it is counted.
+
+        ``record`` takes them from here: to ask SGLang is the dearest part of both.
+        """
+        self._pools = sizes = pool_sizes(scheduler)
+        return sizes
+
     def begin_step(self, batch: Any) -> None:
         """Count and record a ``ScheduleBatch`` that is about to run."""
         self.count()
@@ -103,6 +113,9 @@ class Recorder:
         """Record the step that was counted last. An unknown kind of batch may make this raise."""
         # Noted now: a request that ends in this step gives its row back before anybody looks.
         requests, scheduler, step = batch.reqs, self.scheduler, self.step
+        sizes, self._pools = self._pools, None
+        if sizes is None:
+            sizes = pool_sizes(scheduler)
         rids = list(map(_RID, requests))
         lengths = batch.seq_lens_cpu
         spec = getattr(batch, "spec_info", None)
@@ -112,7 +125,7 @@ class Recorder:
             requests,
             lengths.tolist() if lengths is not None else (),
             step,
-            [tokens - available for _, tokens, available in pool_sizes(scheduler)],
+            [tokens - available for _, tokens, available in sizes],
             at,
             -1 if waiting is None else len(waiting),
             mode.name if mode else "",
@@ -145,7 +158,7 @@ class Recorder:
         return tuple(_pool(name, tokens, available, page) for name, tokens, available in sizes)
 
 
-def pool_sizes(scheduler: Any) -> tuple[tuple[str, int, int], ...]:
+def pool_sizes(scheduler: Any) -> PoolSizes:
     """(name, tokens, available tokens) of each pool, the full one first. Read in each step."""
     allocator = getattr(scheduler, "token_to_kv_pool_allocator", None)
     if allocator is None:

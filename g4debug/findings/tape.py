@@ -100,8 +100,13 @@ IGNORES_EOS, LOGPROBS, HEALTH, UNCACHED = 1, 2, 4, 8  # the options of a request
 UNCACHED_HOST = "2.2.2.2"  # bootstrap_host: SGLang keeps such a request out of the prefix cache
 
 
+_BYTES = tuple(bytes((n,)) for n in range(128))  # most numbers are small
+
+
 def number(n: int) -> bytes:
     """A number that is not negative, in LEB128."""
+    if 0 <= n < 128:
+        return _BYTES[n]
     out = bytearray()
     while n > 127:
         out.append(n & 127 | 128)
@@ -126,16 +131,19 @@ class Chain:
     firsts: see ``parts``.
     """
 
-    __slots__ = ("_block", "_firsts", "_key", "_page", "_state", "done")
+    __slots__ = ("_block", "_firsts", "_hashing", "_key", "_page", "_state", "done")
 
     def __init__(self, key: bytes, page: int, firsts: bool, salt: str = "") -> None:
         self._key, self._page, self._firsts = key, page, firsts
         self._block = page if page >= SMALL else BLOCK // page * page
+        self._hashing = _keyed(key, HASH)  # of large pages: has taken in all whole ones
+        self._state = b""  # of small pages: the secret of the last whole block
         # The salt keeps requests of other tenants apart, as it does in SGLang's prefix cache.
-        self._state = b""
         if salt or page < SMALL:
-            size = HASH if page >= SMALL else _SECRET
-            self._state = self._hash(salt.encode("utf-8", "surrogatepass"), size)
+            self._state = self._hash(salt.encode("utf-8", "surrogatepass"), _SECRET)
+        if page >= SMALL:
+            self._hashing = self._hashing.copy()
+            self._hashing.update(self._state)
         self.done = 0  # tokens of the blocks that were hashed; what is behind is needed again
 
     def _hash(self, data: bytes, size: int) -> bytes:
@@ -144,27 +152,39 @@ class Chain:
         return hashing.digest()
 
     def feed(self, rest: Sequence[int], known: int = 0) -> bytes:
+        """``feed_packed`` of tokens."""
+        return self.feed_packed(packed(rest), known)
+
+    def feed_packed(self, raw: bytes, known: int = 0) -> bytes:
         """The hashes of the pages from the one on in which the first ``known`` tokens end.
 
-        rest: the tokens behind the first ``done``. The last page may be full or not; the chain can
-        go on in it.
+        raw: the tokens behind the first ``done``, as ``packed`` gives them. The last page may be
+        full or not; the chain can go on in it.
         """
-        raw = _packed(rest)
         hashes = self._large(raw) if self._page >= SMALL else self._small(raw, known)
-        self.done += len(rest) // self._block * self._block
+        self.done += len(raw) // (4 * self._block) * self._block
         return hashes
 
     def _large(self, raw: bytes) -> bytes:
-        out, state, size = [], self._state, 4 * self._page
+        """One hash takes in all tokens, and is asked at the end of each part.
+
+        To ask it does not end it. A hash of its own for each part takes twice as long.
+        """
+        out, size = [], 4 * self._page
         full = len(raw) // size * size
+        update, digest = self._hashing.update, self._hashing.digest
         for at in range(0, full, size):
             if self._firsts:
-                out.append(self._hash(state + raw[at : at + 4], SHORT))
-            state = self._hash(state + raw[at : at + size], HASH)
-            out.append(state)
-        self._state = state
+                update(raw[at : at + 4])
+                out.append(digest()[:SHORT])
+                update(raw[at + 4 : at + size])
+            else:
+                update(raw[at : at + size])
+            out.append(digest())
         if self._firsts and full < len(raw):
-            out.append(self._hash(state + raw[full : full + 4], SHORT))
+            begun = self._hashing.copy()
+            begun.update(raw[full : full + 4])
+            out.append(begun.digest()[:SHORT])
         return b"".join(out)
 
     def _small(self, raw: bytes, known: int) -> bytes:
@@ -194,7 +214,8 @@ class Chain:
 
     def copy(self) -> Chain:
         other = Chain(self._key, self._page, self._firsts)
-        other._state, other.done = self._state, self.done
+        other._hashing, other._state = self._hashing.copy(), self._state
+        other.done = self.done
         return other
 
 
@@ -218,14 +239,17 @@ def _keyed(key: bytes, size: int) -> hashlib.blake2b:
     return hashlib.blake2b(key=key, digest_size=size)
 
 
-def _packed(tokens: Sequence[int]) -> bytes:
+_SIZED = {size: np.dtype(f"i{size}") for size in (4, 8)}
+
+
+def packed(tokens: Sequence[int]) -> bytes:
     """Four bytes for each token, in the same order on every machine."""
     if isinstance(tokens, array.array) and tokens:  # SGLang 0.5.15 has these
-        return np.frombuffer(tokens, dtype=f"i{tokens.itemsize}").astype("<i4").tobytes()
-    packed = array.array("i", tokens)
+        return np.frombuffer(tokens, dtype=_SIZED[tokens.itemsize]).astype("<i4").tobytes()
+    four = array.array("i", tokens)
     if sys.byteorder != "little":
-        packed.byteswap()
-    return packed.tobytes()
+        four.byteswap()
+    return four.tobytes()
 
 
 def page_bytes(page: int, firsts: bool) -> int:

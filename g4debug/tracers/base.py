@@ -180,8 +180,10 @@ class Context:
     def isolate(self, hook: Callable[..., Any], keeps: bool = False) -> Isolated:
         """``hook``, isolated, also for a place that is not a site. If it fails, its result is None.
 
-        keeps: its result is then its first argument.
+        keeps: its result is then its first argument. A hook that is isolated stays as it is.
         """
+        if isinstance(hook, Isolated):
+            return hook
 
         def failed(error: Exception) -> None:
             # Switch off only this hook. The tracer's others must go on, above all the one that

@@ -12,7 +12,6 @@ import secrets
 import struct
 import sys
 import zlib
-from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +22,7 @@ from g4debug.findings.status import TAPE
 from g4debug.findings.steps import pool_sizes
 from g4debug.findings.tape import Code, How, Why
 from g4debug.findings.tape_record import pack
-from g4debug.hooking.arguments import argument
+from g4debug.hooking.hooks import Isolated
 from g4debug.hooking.resolved import dp_attention, server_argument
 from g4debug.tracers.base import Context
 from g4debug.tracers.flight_recorder import work
@@ -33,6 +32,10 @@ LOST = "it cannot carry this"
 LASTS = -1  # of a limit, in place of a step
 REMEMBERED = 256  # requests that have ended, and may still be in a result on its way
 MANY = 64  # requests more than SGLang has: then those are looked for that it has no more
+
+_STEP = struct.Struct("<BH").pack
+# How many pools there are -> packs what the checksum of a step is of. As written since format 1.
+_KNOWN = {pools: struct.Struct(f"<{4 + pools}q").pack for pools in range(3)}
 
 # Settings by which the scheduler decides, beside the requests; SGLang's names. Read at start.
 SCHEDULER = (
@@ -103,7 +106,7 @@ ARGUMENTS = {
 
 @dataclass
 class Live:
-    """A request that has not ended. prompt: its tokens. rest: those that are not hashed yet.
+    """A request that has not ended. prompt: its tokens. rest: those that are not hashed yet, packed.
 
     Not the whole prompt: SGLang lets go of some requests without a word, see ``_forget``.
     """
@@ -111,7 +114,7 @@ class Live:
     id: int
     chain: tape.Chain
     prompt: int
-    rest: list[int]
+    rest: bytes
 
 
 class Rounds:
@@ -128,7 +131,7 @@ class Rounds:
 
     def begin(self, busy: bool) -> None:
         """A round begins. busy: it brings messages."""
-        self.idle = self.idle_now
+        self.idle = self.idle + 1 if self.idled else 0  # idle_now, in each round of a busy server
         self.idled = False
         if busy or self.idle < 2:
             self.count += 1
@@ -166,7 +169,8 @@ class Taping:
         self._asked = 0  # the requests before this round
         self._round = 0  # of the last event that has one
         self._rows: list[Any] = []
-        self._modes: dict[Any, int] = {}
+        self._modes: dict[Any, tuple[int, bool]] = {}
+        self._hooks: list[Isolated] = []
 
     def install(self) -> None:
         global current
@@ -181,24 +185,23 @@ class Taping:
             self.context.before(site, self.unless_failed(hook))
         self.context.after("scheduler.process_result", self.unless_failed(self.result))
 
-    def unless_failed(self, hook: Callable[..., Any]) -> Callable[..., Any]:
+    def unless_failed(self, hook: Callable[..., Any]) -> Isolated:
         """``hook``, until one of them fails: a tape with a gap would be replayed to wrong words.
 
         Whatever the reason, for example an accept length that no verify can have, the flight
         recorder goes on without a tape. After a failure the first argument is returned.
         """
 
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if not self.part.is_off:
-                try:
-                    return hook(*args, **kwargs)
-                except Exception as error:
-                    self.on = False
-                    name = getattr(hook, "__name__", "a hook")
-                    self.part.off(f"{name} failed: {type(error).__name__}: {error}", error)
-            return args[0]
+        def failed(error: Exception) -> None:
+            self.on = False
+            for each in self._hooks:
+                each.on = False
+            name = getattr(hook, "__name__", "a hook")
+            self.part.off(f"{name} failed: {type(error).__name__}: {error}", error)
 
-        return call
+        isolated = Isolated(hook, failed, keeps=True)
+        self._hooks.append(isolated)
+        return isolated
 
     def limit(self, what: str, lasts: bool = False) -> None:
         """Note something that is not on the tape. Nobody can replay a tape that has it.
@@ -326,23 +329,29 @@ class Taping:
         """A step begins."""
         if not self.on:
             return
-        mode = batch.forward_mode
-        code = self._modes.get(mode)
-        if code is None:
-            code = self._modes[mode] = zlib.crc32(mode.name.encode())
-        known = (
+        code, extends = self._mode(batch.forward_mode)
+        pools = self.context.recorder.read_pools(scheduler)
+        known = _KNOWN[len(pools)](
             code,
             len(batch.reqs),
-            *(free for _, _, free in pool_sizes(scheduler)),
+            *[free for _, _, free in pools],
             len(scheduler.waiting_queue),
-            batch.extend_num_tokens or 0 if mode.is_extend() else 0,
+            extends and batch.extend_num_tokens or 0,
         )
-        self.checksum = zlib.crc32(array("q", known), self.checksum)
+        self.checksum = checksum = zlib.crc32(known, self.checksum)
         self.steps += 1
-        self.ring.now += b"\x08" + struct.pack("<H", self.checksum & 0xFFFF)
+        now = self.ring.now
+        now += _STEP(Code.STEP, checksum & 0xFFFF)
         step = self.steps + self._before
         if step % EVERY == 0 or step & (step - 1) == 0:
             self._every()
+
+    def _mode(self, mode: Any) -> tuple[int, bool]:
+        """The number of a forward mode, and whether it extends. SGLang compares six modes for it."""
+        known = self._modes.get(mode)
+        if known is None:
+            known = self._modes[mode] = zlib.crc32(mode.name.encode()), bool(mode.is_extend())
+        return known
 
     def _every(self) -> None:
         self._take_digest()
@@ -382,10 +391,12 @@ class Taping:
             now = self.ring.now
             now += bytes((Code.PAGES,)) + tape.number(step) + digest.to_bytes(8, "little")
 
-    def result(self, returned: Any, scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+    def result(
+        self, returned: Any, scheduler: Any, batch: Any, result: Any, *args: Any, **kwargs: Any
+    ) -> Any:
         """A step's result was processed."""
-        if self.speculates and self.on and not batch.forward_mode.is_extend():
-            counts = accepted(argument(args, kwargs, 0, "result"))
+        if self.speculates and self.on and not self._mode(batch.forward_mode)[1]:
+            counts = accepted(result)
             if counts:
                 reqs = batch.reqs
                 if reqs != self._rows:
@@ -441,9 +452,10 @@ class Taping:
         tokens = message.input_ids
         salt = getattr(message, "extra_key", None), getattr(message, "cache_salt", None)
         chain = tape.Chain(self.key, self.page, self.speculates, repr(salt) if any(salt) else "")
-        hashes = chain.feed(tokens)
+        raw = tape.packed(tokens)
+        hashes = chain.feed_packed(raw)
         self.requests += 1
-        self.live[message.rid] = Live(self.requests, chain, len(tokens), list(tokens[chain.done :]))
+        self.live[message.rid] = Live(self.requests, chain, len(tokens), raw[4 * chain.done :])
         options = (
             tape.IGNORES_EOS * bool(params.ignore_eos)
             | tape.LOGPROBS * bool(message.return_logprob)
@@ -515,7 +527,7 @@ def open_sessions(scheduler: Any) -> bool:
 
 def ending(live: Live, output: Any, how: How) -> bytes:
     """The ``END`` of a request."""
-    hashes = live.chain.feed([*live.rest, *output], live.prompt)
+    hashes = live.chain.feed_packed(live.rest + tape.packed(output), live.prompt)
     return tape.end(live.id, len(output), how, live.prompt) + hashes
 
 

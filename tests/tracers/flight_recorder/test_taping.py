@@ -569,7 +569,7 @@ def test_requests_that_sglang_lets_go_of_without_a_word_are_forgotten() -> None:
         server.round(abort(waits.rid))
     live = server.taping.live
     assert len(live) < 4 * MANY
-    assert max(len(one.rest) for one in live.values()) < PAGE
+    assert max(len(one.rest) for one in live.values()) < 4 * PAGE
     made, read = server.taping.tape(), server.read()
     assert made.size < 5 << 18
     assert made.limits == ()  # its cause is gone, and so is the part of the tape that had it
