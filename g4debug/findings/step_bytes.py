@@ -46,7 +46,7 @@ def pack(
     pack = _layout(count, known).pack
     head = (step, full, swa, at, waiting, count, known, _name(mode), _name(spec))
     try:
-        return pack(*head, *chain.from_iterable(req_kv.of_step(requests)), *lengths)
+        return pack(*head, *req_kv.of_step(requests), *lengths)
     except (AttributeError, struct.error):  # a request does not say one of them
         columns = (map(_known, column) for column in req_kv.columns(requests))
         return pack(*head, *chain.from_iterable(zip(*columns, strict=True)), *lengths)

@@ -7,7 +7,8 @@ is released.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from operator import attrgetter
 from typing import Any
 
@@ -17,7 +18,7 @@ EVICTED = "swa_evicted_seqlen"
 MOST_EVICTED = "max_evicted_seqlen"  # from 0.5.21 on, see evicts_by_component
 # What is noted of each request in each step.
 OF_STEP: tuple[str, ...] = (ROW, COMMITTED, ALLOCATED, EVICTED)
-_of_step: Callable[[Any], tuple[Any, ...]] = attrgetter(*OF_STEP)  # where SGLang has them
+_KV = attrgetter("kv")
 
 
 def holder(request: Any, name: str) -> Any:
@@ -40,13 +41,36 @@ def values(requests: Sequence[Any], name: str) -> list[Any]:
         return [getattr(holder(r, name), name, None) for r in requests]
 
 
-def of_step(requests: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
-    """The fields ``OF_STEP`` of each request, in one pass.
+def of_step(requests: Sequence[Any]) -> Iterable[Any]:
+    """The fields ``OF_STEP`` of each request, request by request, in one pass.
 
-    To take the next one raises AttributeError if a request has not got a field, and as long as
+    To take them raises AttributeError if a request has not got a field, and as long as
     :func:`columns` has not seen requests of this SGLang.
     """
-    return map(_of_step, requests)
+    return _of_step(requests)
+
+
+def _by_component(requests: Sequence[Any]) -> list[Any]:
+    """``of_step`` from 0.5.21 on, where all is in ``kv``.
+
+    It reads behind ``max_evicted_seqlen``: that property of each request would take as long as
+    all the rest.
+    """
+    found: list[Any] = []
+    for kv in map(_KV, requests):
+        evicted = kv.component_evicted_seqlens
+        most = max(evicted.values()) if evicted else 0
+        found += kv.req_pool_idx, kv.kv_committed_len, kv.kv_allocated_len, most
+    return found
+
+
+def _by_name(*names: str) -> Callable[[Sequence[Any]], Iterable[Any]]:
+    """``of_step`` where the fields have these names."""
+    fields: Callable[[Any], tuple[Any, ...]] = attrgetter(*names)
+    return lambda requests: chain.from_iterable(map(fields, requests))
+
+
+_of_step = _by_name(*OF_STEP)  # where SGLang has them
 
 
 def columns(requests: Sequence[Any]) -> list[list[Any]]:
@@ -54,11 +78,12 @@ def columns(requests: Sequence[Any]) -> list[list[Any]]:
     global _of_step
     if not requests:
         return [[] for _ in OF_STEP]
-    names = OF_STEP
-    if evicts_by_component(requests):
+    names, own, by_component = OF_STEP, requests[0], evicts_by_component(requests)
+    if by_component:
         names = tuple(MOST_EVICTED if name == EVICTED else name for name in names)
-    own = requests[0]
-    _of_step = attrgetter(*(name if holder(own, name) is own else f"kv.{name}" for name in names))
+    paths = [name if holder(own, name) is own else f"kv.{name}" for name in names]
+    in_kv = all(path != name for path, name in zip(paths, names, strict=True))
+    _of_step = _by_component if by_component and in_kv else _by_name(*paths)
     return [values(requests, name) for name in names]
 
 

@@ -194,3 +194,17 @@ def test_a_step_that_cannot_be_recorded_is_counted_and_nobody_takes_the_last_one
     assert recorder.current is None
     assert recorder.requests_by_pool_index() == {}
     assert [s.step for s in recorder.steps] == [1]
+
+
+def test_pools_that_were_read_for_a_step_are_recorded_once(sglang):
+    """Whoever needs them before the step is counted reads them for its record, too."""
+    recorder = Recorder(3)
+    left = [100, 90, 80]
+    allocator = SimpleNamespace(size=128, available_size=lambda: left.pop(0), page_size=1)
+    scheduler = SimpleNamespace(token_to_kv_pool_allocator=allocator)
+    recorder.attach(scheduler)
+    assert recorder.read_pools(scheduler) == (("full", 128, 100),)
+    recorder.begin_step(batch_of(request("a", 1)))
+    recorder.begin_step(batch_of(request("a", 1)))  # nobody has read them for this one
+    assert [step.full_used for step in recorder.steps] == [28, 38]
+    assert left == [80]

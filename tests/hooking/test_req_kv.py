@@ -48,7 +48,9 @@ def test_one_pass_finds_what_a_pass_for_each_field_finds(requests, expected):
     assert req_kv.columns(requests) == expected
     assert [req_kv.values(requests, name) for name in NAMES] == expected
     if all(value is not None for column in expected for value in column) and uniform(requests):
-        assert list(req_kv.of_step(requests)) == list(zip(*expected, strict=True))
+        assert list(req_kv.of_step(requests)) == [
+            n for row in zip(*expected, strict=True) for n in row
+        ]
 
 
 def uniform(requests):
@@ -60,7 +62,11 @@ def test_from_0_5_21_on_the_evictions_are_by_component():
     a, b = new(3, 10, 16), RELEASED
     a.kv.component_evicted_seqlens, a.kv.max_evicted_seqlen = {"swa": 4}, 4
     assert req_kv.columns([a]) == [[3], [10], [16], [4]]
-    assert list(req_kv.of_step([a, a])) == [(3, 10, 16, 4)] * 2
+    assert list(req_kv.of_step([a, a])) == [3, 10, 16, 4] * 2
+    a.kv.component_evicted_seqlens = {"swa": 4, "other": 7}  # the property gives the most
+    assert list(req_kv.of_step([a])) == [3, 10, 16, 7]
+    a.kv.component_evicted_seqlens = {}
+    assert list(req_kv.of_step([a])) == [3, 10, 16, 0]
     with pytest.raises(AttributeError):
         list(req_kv.of_step([a, b]))
     assert req_kv.columns([a, b]) == [[3, None], [10, None], [16, None], [4, None]]

@@ -17,7 +17,6 @@ from collections import deque
 from typing import Any
 
 from g4debug.findings.steps import Recorder
-from g4debug.hooking.arguments import argument
 from g4debug.hooking.resolved import server_argument
 
 REMEMBERED = 64  # results that are on their way; SGLang has two at most with overlap scheduling
@@ -42,15 +41,16 @@ class Waited:
             self._running.append((weakref.ref(result), self.recorder.step))
         return result
 
-    def processed(self, returned: Any, *args: Any, **kwargs: Any) -> Any:
+    def processed(
+        self, returned: Any, scheduler: Any, batch: Any, result: Any, *args: Any, **kwargs: Any
+    ) -> Any:
         """``process_batch_result(scheduler, batch, result)`` returned."""
-        result = argument(args, kwargs, 2, "result")
         step = 0
         for seen, step_of_it in self._running:
             if seen() is result:
                 step = step_of_it
                 break
-        mode = argument(args, kwargs, 1, "batch").forward_mode
+        mode = batch.forward_mode
         # An idle batch has no tokens to wait for.
         if step > self._processed and (mode.is_decode() or mode.is_extend()):
             whole = not self._speculates() or self._copied(result)
