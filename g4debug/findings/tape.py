@@ -143,7 +143,8 @@ class Chain:
             self._state = self._hash(salt.encode("utf-8", "surrogatepass"), _SECRET)
         if page >= SMALL:
             self._hashing = self._hashing.copy()
-            self._hashing.update(self._state)
+            if salt:
+                self._hashing.update(self._state)
         self.done = 0  # tokens of the blocks that were hashed; what is behind is needed again
 
     def _hash(self, data: bytes, size: int) -> bytes:

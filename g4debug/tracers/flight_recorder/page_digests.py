@@ -1,8 +1,8 @@
 """Digests of where the pages are: both pools' free lists in their order, and the SWA mapping.
 
 On a GPU these lists are in device memory. So a digest is made there, by the stream that changes
-them, and its copy to the host is read when the next one is due: nobody waits. It is a sum of
-products modulo 2**64, which is the same on every device.
+them, and its copy to the host is read when the next one is due: nobody waits. Each list has a sum
+of products modulo 2**64, which is the same on every device; the host makes one number of the sums.
 
 The pinned memory of that copy is kept for the process's life. PyTorch records a CUDA event when
 pinned memory is freed. After a CUDA error that raises in a destructor, and the process is aborted
@@ -19,6 +19,7 @@ from g4debug.findings import tape
 
 EVERY = 64  # steps; and before, in steps 1, 2, 4, 8, 16 and 32
 _ODD = 0x1E3779B97F4A7C15  # any odd number: its multiples take long to repeat
+LISTS = 5  # at most, see ``lists``
 MIXED_SINCE = 3  # the tape's format
 
 
@@ -28,41 +29,48 @@ class PageDigests:
     def __init__(self, format: int = tape.FORMAT) -> None:
         self._mixes = format >= MIXED_SINCE
         self._weights = torch.empty(0, dtype=torch.int64)
-        self._pending: tuple[int, torch.Tensor, Any] | None = None
-        self._host: torch.Tensor | None = None  # int64 [1], pinned
+        self._pending: tuple[int, int, Any] | None = None  # step, how many sums, event
+        # A sum of each list. Most of the time goes into launches, so no kernel adds them up.
+        self._sums = torch.empty(0, dtype=torch.int64)
+        self._each: tuple[torch.Tensor, ...] = ()
+        self._host = self._sums  # the same; on a GPU's host, and pinned
         self._event: Any = None
 
     def look(self, allocator: Any, step: int) -> None:
         """Make the digest of now, for the beginning of this step."""
-        made = self._digest(allocator)
-        if made.is_cuda:
-            if self._host is None:
-                self._host = torch.empty(1, dtype=torch.int64, pin_memory=True)
-                self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._host.copy_(made.view(1), non_blocking=True)
+        tensors = lists(allocator)
+        if tensors and (not self._each or self._sums.device != tensors[0].device):
+            self._make_room(tensors[0].device)
+        for tensor, total in zip(tensors, self._each, strict=False):
+            torch.sum(tensor.long() * self._weights_for(tensor), 0, out=total)
+        if self._event is not None:
+            self._host.copy_(self._sums, non_blocking=True)
             self._event.record()
-            made = self._host
-        self._pending = step, made, self._event
+        self._pending = step, len(tensors), self._event
+
+    def _make_room(self, device: torch.device) -> None:
+        self._sums = torch.empty(LISTS, dtype=torch.int64, device=device)
+        self._each = self._sums.unbind()
+        self._host = self._sums
+        if device.type == "cuda":
+            self._host = torch.empty(LISTS, dtype=torch.int64, pin_memory=True)
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def take(self) -> tuple[int, int] | None:
         """(step, digest) of the last look, None if it has not arrived or was taken."""
         if self._pending is None:
             return None
-        step, made, event = self._pending
+        step, count, event = self._pending
         self._pending = None
         try:
             if event is not None and not event.query():
                 return None
         except RuntimeError:  # the device is dead
             return None
-        return step, int(made) & (1 << 64) - 1
-
-    def _digest(self, allocator: Any) -> torch.Tensor:
-        total: torch.Tensor | int = 0
-        for place, tensor in enumerate(lists(allocator)):
-            weights = self._weights_for(tensor)
-            total = (total + (tensor.long() * weights).sum()) * (_ODD + 2 * place)
-        return total if isinstance(total, torch.Tensor) else torch.zeros((), dtype=torch.int64)
+        digest = 0
+        for place, total in enumerate(self._host[:count].tolist()):
+            digest = (digest + total) * (_ODD + 2 * place)
+        return step, digest & (1 << 64) - 1
 
     def _weights_for(self, tensor: torch.Tensor) -> torch.Tensor:
         count = len(tensor)

@@ -14,6 +14,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 from g4debug.findings import decisive, tape
@@ -25,7 +26,7 @@ from g4debug.findings.tape_record import pack
 from g4debug.hooking.hooks import Isolated
 from g4debug.hooking.resolved import dp_attention, server_argument
 from g4debug.tracers.base import Context
-from g4debug.tracers.flight_recorder import work
+from g4debug.tracers.flight_recorder import features, work
 from g4debug.tracers.flight_recorder.page_digests import EVERY, PageDigests
 
 LOST = "it cannot carry this"
@@ -34,6 +35,7 @@ REMEMBERED = 256  # requests that have ended, and may still be in a result on it
 MANY = 64  # requests more than SGLang has: then those are looked for that it has no more
 
 _STEP = struct.Struct("<BH").pack
+_FREE = itemgetter(2)  # of a pool's sizes
 # How many pools there are -> packs what the checksum of a step is of. As written since format 1.
 _KNOWN = {pools: struct.Struct(f"<{4 + pools}q").pack for pools in range(3)}
 
@@ -72,25 +74,6 @@ PASSING = (
     "LoadLoRA", "OpenSession", "PauseGeneration", "TokenizedEmbedding", "UnloadLoRA",
     "UpdateWeight",
 )  # fmt: skip
-# Features of a request that are not on the tape: SGLang's field, and the feature in words.
-FIELDS = {
-    "mm_inputs": "images, video or sound",
-    "input_embeds": "embeddings in place of tokens",
-    "session_params": "sessions",
-    "session_id": "sessions",
-    "lora_id": "LoRA adapters",
-    "bootstrap_room": "disaggregation",
-    "positional_embed_overrides": "embeddings at positions",
-    "multi_item_delimiter_indices": "several items in a prompt",
-    "custom_logit_processor": "logit processors of its own",
-}
-SAMPLING = {
-    "json_schema": "grammars",
-    "regex": "grammars",
-    "ebnf": "grammars",
-    "structural_tag": "grammars",
-    "beam_width": "beam search",
-}
 ARGUMENTS = {
     "disaggregation_mode": "disaggregation",
     "dllm_algorithm": "diffusion models",
@@ -106,7 +89,8 @@ ARGUMENTS = {
 
 @dataclass
 class Live:
-    """A request that has not ended. prompt: its tokens. rest: those that are not hashed yet, packed.
+    """A request that has not ended. prompt: its tokens. rest: those that are not hashed yet, as
+    ``tape.packed`` gives them.
 
     Not the whole prompt: SGLang lets go of some requests without a word, see ``_forget``.
     """
@@ -142,7 +126,7 @@ current: Taping | None = None  # of this process
 
 class Taping:
     def __init__(self, context: Context) -> None:
-        self.context = context
+        self.context, self.recorder = context, context.recorder
         self.part = context.recorder.status.part(TAPE)
         self.ring = tape.Ring(context.settings.tape << 20)
         self.key = secrets.token_bytes(32)
@@ -329,14 +313,15 @@ class Taping:
         """A step begins."""
         if not self.on:
             return
-        code, extends = self._mode(batch.forward_mode)
-        pools = self.context.recorder.read_pools(scheduler)
+        mode = batch.forward_mode
+        code, extends = self._modes.get(mode) or self._mode(mode)
+        pools = self.recorder.read_pools(scheduler)
         known = _KNOWN[len(pools)](
             code,
             len(batch.reqs),
-            *[free for _, _, free in pools],
+            *map(_FREE, pools),
             len(scheduler.waiting_queue),
-            extends and batch.extend_num_tokens or 0,
+            (extends and batch.extend_num_tokens) or 0,
         )
         self.checksum = checksum = zlib.crc32(known, self.checksum)
         self.steps += 1
@@ -347,10 +332,8 @@ class Taping:
             self._every()
 
     def _mode(self, mode: Any) -> tuple[int, bool]:
-        """The number of a forward mode, and whether it extends. SGLang compares six modes for it."""
-        known = self._modes.get(mode)
-        if known is None:
-            known = self._modes[mode] = zlib.crc32(mode.name.encode()), bool(mode.is_extend())
+        """The number of a forward mode, and whether it extends. Kept: SGLang compares six modes."""
+        known = self._modes[mode] = zlib.crc32(mode.name.encode()), bool(mode.is_extend())
         return known
 
     def _every(self) -> None:
@@ -395,7 +378,8 @@ class Taping:
         self, returned: Any, scheduler: Any, batch: Any, result: Any, *args: Any, **kwargs: Any
     ) -> Any:
         """A step's result was processed."""
-        if self.speculates and self.on and not self._mode(batch.forward_mode)[1]:
+        mode = batch.forward_mode
+        if self.speculates and self.on and not (self._modes.get(mode) or self._mode(mode))[1]:
             counts = accepted(result)
             if counts:
                 reqs = batch.reqs
@@ -443,12 +427,8 @@ class Taping:
 
     def _request(self, message: Any) -> None:
         params = message.sampling_params
-        for fields, holder in ((FIELDS, message), (SAMPLING, params)):
-            for name, what in fields.items():
-                value = getattr(holder, name, None)
-                # One beam is none. Some are tensors, which do not compare to one truth.
-                if value is not None and not (isinstance(value, int) and value in (0, 1)):
-                    self.limit(what)
+        for what in (*features.MESSAGE.of(message), *features.SAMPLING.of(params)):
+            self.limit(what)
         tokens = message.input_ids
         salt = getattr(message, "extra_key", None), getattr(message, "cache_salt", None)
         chain = tape.Chain(self.key, self.page, self.speculates, repr(salt) if any(salt) else "")
@@ -537,9 +517,11 @@ def outputs(req: Any) -> Any:
     return req.output_ids[:size] if size else req.output_ids
 
 
+_ENDS = {"FINISH_LENGTH": How.LENGTH, "FINISH_ABORT": How.ABORT}
+
+
 def how(req: Any) -> How:
-    kind = type(req.finished_reason).__name__
-    return {"FINISH_LENGTH": How.LENGTH, "FINISH_ABORT": How.ABORT}.get(kind, How.STOP)
+    return _ENDS.get(type(req.finished_reason).__name__, How.STOP)
 
 
 def unfinished(scheduler: Any) -> Iterator[Any]:
