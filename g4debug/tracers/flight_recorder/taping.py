@@ -26,7 +26,7 @@ from g4debug.findings.tape_record import pack
 from g4debug.hooking.hooks import Isolated
 from g4debug.hooking.resolved import dp_attention, server_argument
 from g4debug.tracers.base import Context
-from g4debug.tracers.flight_recorder import features, work
+from g4debug.tracers.flight_recorder import work
 from g4debug.tracers.flight_recorder.page_digests import EVERY, PageDigests
 
 LOST = "it cannot carry this"
@@ -74,6 +74,25 @@ PASSING = (
     "LoadLoRA", "OpenSession", "PauseGeneration", "TokenizedEmbedding", "UnloadLoRA",
     "UpdateWeight",
 )  # fmt: skip
+# Features of a request that are not on the tape: SGLang's field, and the feature in words.
+FIELDS = {
+    "mm_inputs": "images, video or sound",
+    "input_embeds": "embeddings in place of tokens",
+    "session_params": "sessions",
+    "session_id": "sessions",
+    "lora_id": "LoRA adapters",
+    "bootstrap_room": "disaggregation",
+    "positional_embed_overrides": "embeddings at positions",
+    "multi_item_delimiter_indices": "several items in a prompt",
+    "custom_logit_processor": "logit processors of its own",
+}
+SAMPLING = {
+    "json_schema": "grammars",
+    "regex": "grammars",
+    "ebnf": "grammars",
+    "structural_tag": "grammars",
+    "beam_width": "beam search",
+}
 ARGUMENTS = {
     "disaggregation_mode": "disaggregation",
     "dllm_algorithm": "diffusion models",
@@ -427,8 +446,12 @@ class Taping:
 
     def _request(self, message: Any) -> None:
         params = message.sampling_params
-        for what in (*features.MESSAGE.of(message), *features.SAMPLING.of(params)):
-            self.limit(what)
+        for fields, holder in ((FIELDS, message), (SAMPLING, params)):
+            for name, what in fields.items():
+                value = getattr(holder, name, None)
+                # One beam is none. Some are tensors, which do not compare to one truth.
+                if value is not None and not (isinstance(value, int) and value in (0, 1)):
+                    self.limit(what)
         tokens = message.input_ids
         salt = getattr(message, "extra_key", None), getattr(message, "cache_salt", None)
         chain = tape.Chain(self.key, self.page, self.speculates, repr(salt) if any(salt) else "")
