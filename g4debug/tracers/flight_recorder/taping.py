@@ -503,10 +503,11 @@ class Taping:
         chunks = self.ring.chunks()
         closing = []
         for rid, one in live.items():
+            copy = dataclasses.replace(one, chain=one.chain.copy())
+            # Asked behind the copy, because the end of a request goes on in its chain.
             if rid not in self.live:  # it has just ended, and nothing ends twice on a tape
                 continue
             req = running.get(rid)
-            copy = dataclasses.replace(one, chain=one.chain.copy())
             closing.append(ending(copy, () if req is None else outputs(req), How.RUNNING))
         return pack(
             chunks,
