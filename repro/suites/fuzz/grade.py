@@ -43,6 +43,7 @@ SLOW: Mapping[tuple[str, str], str] = {
     ("lengths", ""): "it is read when pages are allocated, freed, or given to the prefix cache",
     ("free_rows", ""): "nothing reads it before the row is handed out",
     ("released", ""): "nothing reads it before the page is handed out",
+    ("output", ""): "it is read when the request ends or is retracted",
     ("prompt", ""): "it is read when the request is computed, or gives its row to the prefix cache",
 }
 
