@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from array import array
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -73,11 +74,24 @@ def test_every_class_can_come(suite, mtp):
     assert {suite.corrupt.server_of(seed) for seed in range(8)} == set(suite.corrupt.SERVERS)
 
 
+@pytest.mark.parametrize("mtp", [True, False])
+def test_a_seed_from_wider_on_strikes_what_the_host_keeps(suite, mtp):
+    it = suite.corruption
+    drawn = [it.draw(seed, mtp) for seed in range(it.WIDER, it.WIDER + 3000)]
+    assert {(c.form, c.what) for c in drawn} == {
+        (f, w) for f, of in it.BOOKS_FORM.items() for w in of
+    }
+    assert {(c.what, c.moment) for c in drawn} == {(w, m) for w in it.BOOKS for m in it.BOOKS[w][1]}
+    assert {c.mode for c in drawn if c.what == "extend_lens"} == {"EXTEND"}
+    before = [it.draw(seed, mtp) for seed in range(it.WIDER - 3000, it.WIDER)]
+    assert not {c.what for c in before} & {*it.BOOKS}
+
+
 def test_each_has_somebody_who_knows_where_it_is(suite):
-    assert all(hasattr(suite.strike.Strike, f"_{what}") for what in suite.corruption.WHAT)
+    assert all(hasattr(suite.strike.Strike, f"_{what}") for what in suite.corruption.EVERYWHERE)
     rotated = suite.corruption.FORM[suite.corruption.ROTATE]
     assert all(hasattr(suite.strike.Strike, f"_{what}_pages") for what in rotated)
-    assert {what for what, _ in suite.grade.SLOW} <= set(suite.corruption.WHAT)
+    assert {what for what, _ in suite.grade.SLOW} <= set(suite.corruption.EVERYWHERE)
 
 
 def case(suite, **more):
@@ -176,6 +190,54 @@ def test_what_is_handed_over_as_a_new_tensor_is_swapped_too(suite):
     alone = suite.strike.Strike(given, None, lambda: 1)
     alone.at("result", "DECODE", returned=SimpleNamespace(next_token_ids=torch.tensor([5, 5])))
     assert alone.fired is None  # nothing to be swapped with
+
+
+def host_keeps(strike):
+    """The books of request a and b, and of their pools."""
+    a, b = strike.batch.reqs
+    a.output_ids, a.origin_input_ids, b.swa_evicted_seqlen = array("q", [7, 8]), [5, 6, 9], 4
+    a.swa_evicted_seqlen = 8
+    strike.scheduler.req_to_token_pool.free_slots = [2, 3, 4]
+    strike.inner("full").release_pages = torch.tensor([3, 9])
+    return a, b
+
+
+@pytest.mark.parametrize(
+    ("what", "to", "words", "read"),
+    [
+        ("lengths", "own", "kv_committed_len of a: 10 -> 5", lambda s, a: a.kv_committed_len),
+        ("host_row", "other", "req_pool_idx of a: 0 -> 1", lambda s, a: a.req_pool_idx),
+        ("output", "next", "output_ids of a[0]: 7 -> 8", lambda s, a: a.output_ids[0]),
+        ("prompt", "own", "origin_input_ids of a[0]: 5 -> 23", lambda s, a: a.origin_input_ids[0]),
+        ("free_rows", "other", "the free rows[0]: 2 -> 0",
+         lambda s, a: s.scheduler.req_to_token_pool.free_slots[0]),
+        ("released", "freed", "a released page of the full pool: 3 -> 12",
+         lambda s, a: int(s.inner("full").release_pages[0])),
+    ],
+)  # fmt: skip
+def test_what_the_host_keeps_gets_another_value(server, what, to, words, read):
+    strike = server(what=what, to=to)
+    a, _ = host_keeps(strike)
+    assert strike_at(strike)["words"] == words
+    assert read(strike, a) == int(words.rpartition(" ")[2])
+
+
+def test_two_tokens_of_an_answer_are_swapped_where_they_are(server):
+    strike = server(what="output", form="swap", to="", other=0.99)
+    a, _ = host_keeps(strike)
+    kept = a.output_ids
+    strike_at(strike)
+    assert a.output_ids is kept
+    assert kept.tolist() == [8, 7]
+
+
+def test_lengths_of_a_batch_are_changed_on_the_host_alone(server):
+    strike = server(what="host_lens", to="own", place=0.99)
+    strike.batch.seq_lens = torch.tensor([10, 13])
+    strike.batch.seq_lens_cpu, strike.batch.prefix_lens = torch.tensor([10, 13]), [4, 6]
+    assert strike_at(strike)["words"] == "prefix_lens[1]: 6 -> 3"
+    assert strike.batch.prefix_lens == [4, 3]
+    assert strike.batch.seq_lens.tolist() == strike.batch.seq_lens_cpu.tolist() == [10, 13]
 
 
 def test_the_pages_of_a_row_are_rotated(server):

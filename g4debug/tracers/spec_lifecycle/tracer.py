@@ -27,6 +27,7 @@ from g4debug.hooking.resolved import dp_attention, server_argument
 from g4debug.tracers.base import Context, Tracer
 from g4debug.tracers.spec_lifecycle import draft_embedding, draft_kv_pool, sampled_tokens
 from g4debug.tracers.spec_lifecycle import handed_on as h
+from g4debug.tracers.spec_lifecycle.answers import Answers
 from g4debug.tracers.spec_lifecycle.batches import SpecBatches
 from g4debug.tracers.spec_lifecycle.check import (
     DRAFT,
@@ -85,6 +86,7 @@ class SpecLifecycle:
         self.shown_pool = draft_kv_pool.ShownPool(context, self.log)
         self.sampled = sampled_tokens.SampledTokens(context, self.log)
         self.inputs = ForwardInputs(context, self.log)
+        self.answers = Answers(context, self.log, lambda: self.sampled.judging)
         self.committing = Committing()
         self.pool = Pool()
         # False on a server that was not run with this tracer, and in a release that counts in
@@ -151,6 +153,7 @@ class SpecLifecycle:
                 self.context.after(site, after, optional)
         self.sampled.install()
         self.inputs.install()
+        self.answers.install()
         self.binding.install()
         self.shown_pool.install()
 

@@ -1,7 +1,8 @@
 """Draws one corruption of a healthy server: what, where, when and to which value.
 
 The same seed is the same corruption. A seed below FORMS gives one number another value. One from
-FORMS on may also swap two numbers, or rotate the pages of a row. A seed cannot know which requests
+FORMS on may also swap two numbers, or rotate the pages of a row. One from WIDER on strikes the
+lengths, rows and tokens that the host keeps as Python numbers. A seed cannot know which requests
 will run and which pages they will have. These are drawn as a share, from 0 to 1, and chosen when it
 strikes.
 """
@@ -37,6 +38,21 @@ WHAT: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
         "kv": ("the KV of a slot", (STEP,)),
     }
 )
+# What the host keeps, in the same form. A seed from WIDER on strikes one of these.
+BOOKS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "lengths": ("a length of its KV that a request keeps", (PLAN, STEP, RESULT)),
+        "host_row": ("the row that a request believes to have", (PLAN, STEP)),
+        "free_rows": ("a row that is free", (PLAN, STEP)),
+        "released": ("a page that was freed and is not in the free list yet", (PLAN, STEP)),
+        "output": ("a token of an answer, in the request", (PLAN, STEP)),
+        "prompt": ("a token of a prompt, in the request", (PLAN, STEP)),
+        "input_ids": ("a token that a forward is handed", (FORWARD,)),
+        "extend_lens": ("a length of a prefill, on the device", (FORWARD,)),
+        "host_lens": ("a length of a batch, on the host", (STEP, FORWARD)),
+    }
+)
+EVERYWHERE: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType({**WHAT, **BOOKS})
 TO: Mapping[str, str] = MappingProxyType(
     {
         "zero": "0",
@@ -49,6 +65,7 @@ TO: Mapping[str, str] = MappingProxyType(
     }
 )
 FORMS = 10_001  # the first seed that may swap or rotate
+WIDER = 20_001  # the first seed that strikes what the host keeps
 VALUE, SWAP, ROTATE = "value", "swap", "rotate"
 # The pages that can be rotated, for people. What has an element for each request has no pages.
 PAGES: Mapping[str, str] = MappingProxyType(
@@ -68,9 +85,18 @@ FORM: Mapping[str, tuple[str, ...]] = MappingProxyType(
         ROTATE: tuple(PAGES),
     }
 )
+BOOKS_FORM: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        VALUE: tuple(BOOKS),
+        SWAP: ("output", "prompt", "input_ids", "extend_lens", "host_lens"),
+    }
+)
 # The values that a structure cannot get, because it has no such value.
-NO: Mapping[str, tuple[str, ...]] = MappingProxyType({"req_pool_indices": ("own",)})
+NO: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"req_pool_indices": ("own",), "host_row": ("own",), "free_rows": ("freed",)}
+)
 SPECULATIVE = ("draft_tokens", "accept_lens")
+PREFILL_ONLY = ("extend_lens",)
 FUTURE = ("output_tokens_buf", "new_seq_lens_buf", "token_ids_map", "token_ids_buf")
 STEPS = 40  # about as many as the traffic takes
 PREFILLS = 12  # after so many steps there are still prefills to come
@@ -104,9 +130,9 @@ class Corruption:
     @property
     def words(self) -> str:
         when = f"from step {self.step} on" + (f", {self.mode}" if self.mode else "")
-        done = f"{WHAT[self.what][0]} := {TO.get(self.to, '')}"
+        done = f"{EVERYWHERE[self.what][0]} := {TO.get(self.to, '')}"
         if self.form == SWAP:
-            done = f"{WHAT[self.what][0]}, swapped with another"
+            done = f"{EVERYWHERE[self.what][0]}, swapped with another"
         if self.form == ROTATE:
             done = f"{PAGES[self.what]}, rotated by one"
         return f"{done} ({self.moment}, {self.pool}, {when})"
@@ -116,14 +142,15 @@ def draw(seed: int, mtp: bool) -> Corruption:
     """The corruption of a seed. mtp: the server drafts; SPECULATIVE and VERIFY need that."""
     # Dice of their own: what the seeds below FORMS draw stays as it is.
     forms, form, other = random.Random(f"form {seed}"), VALUE, 0.0
+    of_form = BOOKS_FORM if seed >= WIDER else FORM
     if seed >= FORMS:
-        form, other = forms.choice(tuple(FORM)), forms.random()
+        form, other = forms.choice(tuple(of_form)), forms.random()
     dice = random.Random(f"corruption {seed}")
-    what = dice.choice([name for name in FORM[form] if mtp or name not in SPECULATIVE])
-    moment = dice.choice([m for m in WHAT[what][1] if mtp or m != VERIFY])
+    what = dice.choice([name for name in of_form[form] if mtp or name not in SPECULATIVE])
+    moment = dice.choice([m for m in EVERYWHERE[what][1] if mtp or m != VERIFY])
     # A mode is no help where a batch is not known yet, or where there is only one.
     modes = MODES if moment in (STEP, FORWARD, METADATA, RESULT) else ("",)
-    mode = dice.choice(modes)
+    mode = dice.choice(modes) if what not in PREFILL_ONLY else "EXTEND"
     # The requests come at the beginning.
     last = PREFILLS if mode == "EXTEND" or moment == MATCH else STEPS * 3 // 4
     return Corruption(

@@ -11,7 +11,7 @@ from typing import Any
 from harness.tracers import RECORDS
 
 from suites.fuzz.corruption import Corruption
-from suites.fuzz.strike import AHEAD, MIDDLE, UNFINISHED
+from suites.fuzz.places import AHEAD, MIDDLE, UNFINISHED
 
 TOLD, LATE, HARMLESS, LISTED, MISSED = "told", "late", "harmless", "listed", "missed"
 DISARMED, FALSE, NOTHING, BROKEN = "disarmed", "false", "nothing", "broken"
@@ -40,6 +40,11 @@ SLOW: Mapping[tuple[str, str], str] = {
     ("free_list", ""): "nothing reads it before the page is handed out",
     ("node", ""): "nothing reads it before the prefix cache hands the node out",
     ("protected", ""): "it is read when the request gives its row to the prefix cache",
+    ("lengths", ""): "it is read when pages are allocated, freed, or given to the prefix cache",
+    ("free_rows", ""): "nothing reads it before the row is handed out",
+    ("released", ""): "nothing reads it before the page is handed out",
+    ("output", ""): "it is read when the request ends or is retracted",
+    ("prompt", ""): "it is read when the request is computed, or gives its row to the prefix cache",
 }
 
 

@@ -10,12 +10,13 @@ import functools
 import inspect
 import pkgutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
 
 from g4debug.hooking import req_kv, targets
+from suites.fuzz.books import Books, in_tensor, tokens_to
 from suites.fuzz.corruption import (
     ALLOCATE,
     FORWARD,
@@ -33,15 +34,11 @@ from suites.fuzz.corruption import (
     VERIFY,
     Corruption,
 )
+from suites.fuzz.places import AHEAD, MIDDLE, UNFINISHED, Change, Place, Row
 
 T = TypeVar("T")
 MODE_OF = {"TARGET_VERIFY": "DECODE"}  # what a forward is called -> the mode of its batch
 FAR = 1 << 20  # further than any pool, row, length or vocabulary of the toy model
-# What the grader must know of a place: docs/tracers.md says what cannot be seen there, or not soon.
-UNFINISHED = "in the last, unfinished page of a request"
-MIDDLE = "not at the begin of a page, where page tables are read"
-AHEAD = "of a token that is not computed yet"
-
 CACHES = (
     "unified_radix_cache.UnifiedRadixCache",
     "swa_radix_cache.SWARadixCache",
@@ -49,54 +46,7 @@ CACHES = (
 )
 
 
-@dataclass
-class Place:
-    """One number that can be changed.
-
-    tensor, index: it is ``tensor[index]``. values: its wrong values, by the names in ``TO``. words:
-    its name. put: changes it, if it cannot be changed in place. note: UNFINISHED, MIDDLE, AHEAD
-    or ''. rid: the request that it is read for, '' if it is not known.
-    """
-
-    tensor: torch.Tensor
-    index: tuple[int, ...]
-    values: dict[str, int]
-    words: str
-    put: Callable[[torch.Tensor], None] | None = None
-    note: str = ""
-    rid: str = ""
-
-
-@dataclass
-class Row:
-    """The whole pages of a row, which can be rotated.
-
-    tensor, index: they are ``tensor[index]``. unit: elements of a page. The rest as in Place.
-    """
-
-    tensor: torch.Tensor
-    index: Any
-    unit: int
-    words: str
-    put: Callable[[torch.Tensor], None] | None = None
-    note: str = ""
-    rid: str = ""
-
-
-@dataclass
-class Change:
-    """``tensor[index]`` becomes ``value``. rids: the requests. The rest as in Place."""
-
-    tensor: torch.Tensor
-    index: Any
-    value: Any
-    words: str
-    put: Callable[[torch.Tensor], None] | None = None
-    note: str = ""
-    rids: tuple[str, ...] = ()
-
-
-class Strike:
+class Strike(Books):
     """fired: the change that was made, None before it. Its step is the first one that can feel it:
     if it is known for which request it is read, the first from then on with that request.
 
@@ -233,10 +183,6 @@ class Strike:
     @property
     def allocator(self) -> Any:
         return self.scheduler.token_to_kv_pool_allocator
-
-    @property
-    def page(self) -> int:
-        return int(self.allocator.page_size)
 
     def is_computed(self, request: Any, at: int) -> bool:
         """True if the KV of a request's token ``at`` is there."""
@@ -381,21 +327,10 @@ class Strike:
             words = f"{self.case.pool} list of row {r}"
             yield Row(indices, (slice(begin, begin + (end - begin) // page * page),), page, words)
 
-    def _field(self, owner: Any, name: str, values: Callable[[int], dict[str, int]]) -> Any:
-        tensor = getattr(owner, name, None)
-        if not isinstance(tensor, torch.Tensor) or not tensor.numel() or tensor.dim() != 1:
-            return
-
-        def put(changed: torch.Tensor) -> None:
-            setattr(owner, name, changed)
-
-        for n in range(len(tensor)):
-            yield Place(tensor, (n,), values(n), f"{name}[{n}]", put)
-
     def _out_cache_loc(self, batch: Any = None, **of: Any) -> Any:
         one = self.one()
         given = {} if one is None else self.values(one[1], 0, "full")
-        yield from self._field(batch, "out_cache_loc", lambda n: given)
+        yield from in_tensor(batch, "out_cache_loc", lambda n: given)
 
     def _seq_lens(self, batch: Any = None, **of: Any) -> Any:
         lens: Any = getattr(batch, "seq_lens", None)
@@ -404,7 +339,7 @@ class Strike:
             found = {"own": max(1, int(lens[n]) // 2), "freed": int(lens[n]) + self.page}
             return found | ({"other": int(lens[n - 1])} if len(lens) > 1 else {})
 
-        yield from self._field(batch, "seq_lens", values)
+        yield from in_tensor(batch, "seq_lens", values)
 
     def _req_pool_indices(self, batch: Any = None, **of: Any) -> Any:
         rows: Any = getattr(batch, "req_pool_indices", None)
@@ -414,7 +349,7 @@ class Strike:
             found = {"freed": int(free[-1])} if len(free) else {}
             return found | ({"other": int(rows[n - 1])} if len(rows) > 1 else {})
 
-        yield from self._field(batch, "req_pool_indices", values)
+        yield from in_tensor(batch, "req_pool_indices", values)
 
     def _node(self, **of: Any) -> Iterator[Place]:
         if self.case.moment == MATCH:
@@ -486,19 +421,19 @@ class Strike:
                 yield Place(returned, (n,), values, f"allocated[{n}]", put)
 
     def _draft_tokens(self, batch: Any = None, **of: Any) -> Any:
-        yield from self._field(getattr(batch, "spec_info", None), "draft_token", _tokens)
+        yield from in_tensor(getattr(batch, "spec_info", None), "draft_token", tokens_to)
 
     def _positions(self, batch: Any = None, **of: Any) -> Any:
         owner = batch if self.case.moment == FORWARD else getattr(batch, "spec_info", None)
-        yield from self._field(owner, "positions", lambda n: {"other": 7, "own": 1, "freed": 3})
+        yield from in_tensor(owner, "positions", lambda n: {"other": 7, "own": 1, "freed": 3})
 
     def _accept_lens(self, returned: Any = None, **of: Any) -> Any:
         more = {"other": 2, "own": 1, "freed": 3}
         for name in ("accept_lens", "accept_length_per_req_cpu", "accept_length"):
-            yield from self._field(returned, name, lambda n: more)
+            yield from in_tensor(returned, name, lambda n: more)
 
     def _next_tokens(self, returned: Any = None, **of: Any) -> Any:
-        yield from self._field(returned, "next_token_ids", _tokens)
+        yield from in_tensor(returned, "next_token_ids", tokens_to)
 
     def _future(self, **of: Any) -> Iterator[Place]:
         future = getattr(self.scheduler, "future_map", None)
@@ -532,10 +467,6 @@ class Strike:
 def chosen(found: Sequence[T], case: Corruption) -> T | None:
     """The one that the case draws, None if there is none."""
     return found[min(int(case.place * len(found)), len(found) - 1)] if found else None
-
-
-def _tokens(n: int) -> dict[str, int]:
-    return {"other": 17 + n, "own": 23, "freed": 42}
 
 
 def nodes(tree: Any) -> list[tuple[str, torch.Tensor]] | None:
