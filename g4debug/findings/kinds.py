@@ -473,8 +473,9 @@ _POOL_LEAK = (
     ),
     _census(
         "row-repeated",
-        "A row of `req_to_token` is in the list of free rows twice: two requests will get it.",
-        "`… of req_to_token … in the list of free rows more than once`",
+        "A row of `req_to_token` is in the list of free rows twice: two requests will get it. Or "
+        "what is in that list is no row for a request.",
+        "`… of req_to_token … in the list of free rows…`",
         command="g4debug show --all <this dump>",
     ),
     _census(
@@ -653,8 +654,9 @@ _SPEC_LIFECYCLE = (
     ),
     _number(
         "bookkeeping",
-        "`output_ids`, `kv_committed_len` or `spec_verify_ct` advanced twice, or not at all",
-        "`output_ids = …`, `kv_committed_len = …` or `spec_verify_ct = …`, then `should be …`",
+        "`output_ids`, `kv_committed_len` or `spec_verify_ct` advanced twice, or not at all; or "
+        "`kv_allocated_len` or `req_pool_idx` changed",
+        "`output_ids`, `spec_verify_ct`, `kv_…_len` or `req_pool_idx`, then `= …, should be …`",
         look="seed PR #24: the v1 verify and the v2 output processor both count; one of them must "
         "go. From SGLang 0.5.14 on only the processing of a result counts",
     ),

@@ -772,9 +772,10 @@ def lent(arm: Any, *events: tuple[str, int], row: int = 6, kv: tuple[int, ...] =
 
 
 @later
-def lost_rows(arm: Any, *rows: int) -> Any:
+def free_rows(arm: Any, where: str, *rows: int) -> Any:
     holders = SimpleNamespace(row=lambda row, length: np.array([5]))
-    return leak_report.describe_lost_rows((), rows, holders, happened())[0]
+    found = leak_report.describe_free_rows("row-repeated", rows, where, holders, happened())
+    return found[0]
 
 
 @later
@@ -804,8 +805,8 @@ CACHES = (
     at_census("locked", UNKNOWN, locked()),
     at_census("miscounted", UNKNOWN, miscounted(64, 48)),
     at_census("miscounted", UNKNOWN, miscounted(48, 64)),
-    at_census("row-repeated", UNKNOWN, lost_rows(3)),
-    at_census("row-repeated", UNKNOWN, lost_rows(3, 4)),
+    at_census("row-repeated", "ReqToTokenPool.free was called twice", free_rows("free rows", 3)),
+    at_census("row-repeated", "own number of its row was wrong", free_rows("no rows", 0)),
     at_cache("beyond", UNKNOWN, hands_too_much(32)),
     at_cache("beyond", UNKNOWN, hands_too_much(17)),
     at_cache("protected", UNKNOWN, counts_as_cached(64, 48)),

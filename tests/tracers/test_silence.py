@@ -183,6 +183,12 @@ def test_what_is_met_when_a_graph_is_captured_may_be_met_in_each_replay(tmp_path
     guard.not_guarded("some lists are not judged", "they are elsewhere")  # before the first step
     guard.context.recorder.step = 9
     assert guard.rests("DECODE")
+    # What was judged in a mode is asked for in that mode, whatever was met before the first step.
+    guard.count(3, "tables")
+    guard.after_run_batch(None, None, SimpleNamespace(forward_mode=SimpleNamespace(name="EXTEND")))
+    guard.after_run_batch(None, None, SimpleNamespace(forward_mode=SimpleNamespace(name="DECODE")))
+    assert not guard.rests("EXTEND")
+    assert guard.rests("DECODE")
 
 
 def test_a_server_without_a_draft_is_not_resting(tmp_path):

@@ -40,6 +40,7 @@ from g4debug.tracers.base import Context, Tracer
 from g4debug.tracers.page_table import check, guard, token_check, token_guard
 from g4debug.tracers.page_table.checked_table import Cell, CheckedTable, cell_of
 from g4debug.tracers.page_table.token_check import Repair
+from g4debug.tracers.silence import CALLED
 
 # Spare cells behind a table's last row, which a kernel reads if that row is too short.
 SLACK = 4096
@@ -57,6 +58,8 @@ class PageTableTracer(DeviceCheck[CheckedTable, Cell]):
         self._blind: set[str] = set()  # modes of batches of which no forward is judged
         self._met_in = -1  # the last step in which something was met that is not to be judged
         self._met_early = False  # or it was met in none, as when a CUDA graph is captured
+        self._judged_in: set[str] = set()  # modes of batches in which something was judged
+        self._counted = 0  # things that were judged up to the last step
         # (id() of the backend, number of the layer) -> the pool that the layer reads, which is the
         # same one at every forward; and the key of its last check.
         self._pools: dict[tuple[int, int], str] = {}
@@ -65,7 +68,9 @@ class PageTableTracer(DeviceCheck[CheckedTable, Cell]):
     def rests(self, mode: str) -> str:
         """Why no forward of this step is judged: a limit has said it of its phase or its lists, or
         its kernels read no pages."""
-        met = self._met_early or self._met_in == self.context.recorder.step
+        # What was met before the first step may be of another mode than one that was judged.
+        early = self._met_early and mode not in self._judged_in
+        met = early or self._met_in == self.context.recorder.step
         return (
             "there is nothing to judge, or a limit says what" if met or mode in self._blind else ""
         )
@@ -78,6 +83,16 @@ class PageTableTracer(DeviceCheck[CheckedTable, Cell]):
                 adapter.install(self.context, self)
         self.follow()
         self.context.after("scheduler.init", self.after_scheduler_init)
+
+    def after_run_batch(
+        self, result: Any, scheduler: Any, batch: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        counted = sum(t.count for what, t in self._tallies.items() if what != CALLED)
+        mode = getattr(getattr(batch, "forward_mode", None), "name", "")
+        if counted != self._counted and mode:
+            self._judged_in.add(mode)
+        self._counted = counted
+        return super().after_run_batch(result, scheduler, batch, *args, **kwargs)
 
     def is_refused(self, adapter: Adapter) -> bool:
         """True if this backend was never run here, and a finding would do more than be reported."""

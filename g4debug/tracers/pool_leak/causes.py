@@ -21,11 +21,18 @@ def cause(
 
     holding: of the first bad page. events: the history of that page, oldest first.
     """
+    given, since = _since(events)
     if kind == "leaked":
+        freed = last_of(since, TAKES)
+        if freed is not None:
+            return (
+                f"the page was freed {said(freed)}, and is not in the free list any more: that was "
+                "changed without an allocation, or what was freed never got into it; which of the "
+                "two is not known"
+            )
         if not holding.due:
             return "not known: the ledger does not know whose pages they were"
         return f"should have been freed by: {holding.due}"
-    given, since = _since(events)
     if kind == "double":
         then = "; the next owner will overwrite the old one's KV"
         freed = last_of(since, TAKES)

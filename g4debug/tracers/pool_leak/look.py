@@ -61,11 +61,12 @@ class Rows:
     """The rows of ``req_to_token``.
 
     unknown: rows in use by a request that nobody has seen. again: rows that are in the free list
-    more than once.
+    more than once. outside: what is in that list, and is no row that may be given to a request.
     """
 
     unknown: tuple[int, ...]
     again: tuple[int, ...]
+    outside: tuple[int, ...] = ()
 
 
 def look(
@@ -104,10 +105,14 @@ def look(
                 shared=_NONE, cached=cached.swa_tokens,
             )
         )  # fmt: skip
-    free = list(holders.scheduler.req_to_token_pool.free_slots)
+    table = holders.scheduler.req_to_token_pool
+    free, last = list(table.free_slots), len(table.req_to_token)
+    # Where SGLang has a row more than it gives out, that is row 0, for padding.
+    first = 1 if last > int(getattr(table, "size", last)) else 0
     again = sorted(row for row, times in Counter(free).items() if times > 1)
     unknown = sorted(row for row, length in rows.items() if length < 0 and row > 0)
-    return views, Rows(tuple(unknown), tuple(again))
+    outside = sorted({row for row in free if not first <= row < last})
+    return views, Rows(tuple(unknown), tuple(again), tuple(outside))
 
 
 def _twice(slots: Pages) -> Pages:

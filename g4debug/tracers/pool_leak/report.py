@@ -67,7 +67,7 @@ def describe_rows(live: list[Any], released: Released, ledger: Ledger) -> Told:
             state="leaked",
             owner=str(r.rid),
             last=f"{req_kv.allocated(r)} tokens allocated, finished: {r.finished()}",
-            due=_due(str(r.rid), {}, released, ledger),
+            due=_due(str(r.rid), {}, released, ledger, "", -1),
         )
         for r in live
     )
@@ -86,34 +86,43 @@ def describe_rows(live: list[Any], released: Released, ledger: Ledger) -> Told:
     return finding, Evidence(holdings=holdings)
 
 
-def describe_lost_rows(
-    lost: Sequence[int], again: Sequence[int], holders: Holders, ledger: Ledger
+def describe_free_rows(
+    kind: str, rows: Sequence[int], where: str, holders: Holders, ledger: Ledger
 ) -> Told:
-    """The finding about rows that nobody holds and that are not free, or that are free twice."""
-    kind, rows = ("row-repeated", again) if again else ("row", lost)
+    """The finding about rows that nobody holds and that are not free ("lost rows"), that are free
+    twice ("free rows"), or that are free and that there are not ("no rows")."""
     holdings = []
-    for row in rows[:NAMED]:
+    for row in rows[:NAMED] if where != "no rows" else ():
         page = int(holders.row(row, 1)[0])
         owner = ledger.owner("full", page)
         last = f"its first page is page {page} of the full pool, of {owner or 'nobody known'}"
         holdings.append(Holding("req_to_token", (row,), 1, kind, owner, last))
     count, first = len(rows), rows[0]
     some = f"{count} row{'s' * (count != 1)} of req_to_token {'is' if count == 1 else 'are'} "
-    if again:
+    if where == "free rows":
         what = f"{some}in the list of free rows more than once (row {first})"
         cause = (
             "ReqToTokenPool.free was called twice for a request, or the list was overwritten; "
             "which of the two is not known"
         )
+    elif where == "no rows":
+        what = f"{some}in the list of free rows, and no request may have it (row {first})"
+        cause = (
+            "the list of free rows was overwritten, or a request was released whose own number of "
+            "its row was wrong; which of the two is not known"
+        )
     else:
         what = f"{some}neither free nor held by a request (row {first})"
-        cause = "a request was dropped without release_kv_cache; by whom is not known"
+        cause = (
+            "a request was dropped without release_kv_cache, or the row was taken out of the list "
+            "of free rows; which of the two is not known"
+        )
     finding = _finding(
         kind,
         ledger,
         True,
         what,
-        request=holdings[0].owner,
+        request=holdings[0].owner if holdings else "",
         expected="each row is once in the list of free rows, or a request or a session holds it",
         got=f"row{'s' * (count != 1)} {', '.join(map(str, rows[:NAMED]))}",
         cause=cause,
@@ -198,14 +207,16 @@ def _by_owner(
                 state=state,
                 owner=owner,
                 last=f"{last.kind} in step {last.step}, {last.caller}" if last else "",
-                due=_due(owner, live, released, ledger) if state == "leaked" else "",
+                due=_due(owner, live, released, ledger, pool, mine[0]) if state == "leaked" else "",
                 step=released[owner][0] if owner in released else -1,
             )
         )
     return found
 
 
-def _due(owner: str, live: Mapping[str, int], released: Released, ledger: Ledger) -> str:
+def _due(
+    owner: str, live: Mapping[str, int], released: Released, ledger: Ledger, pool: str, page: int
+) -> str:
     """The event that should have given the pages back, as far as it is known."""
     if not owner:
         return ""
@@ -217,12 +228,39 @@ def _due(owner: str, live: Mapping[str, int], released: Released, ledger: Ledger
                 f"of free rows, and request {owner} still has it. ReqToTokenPool.free was called "
                 "for it, or the list was overwritten; which of the two is not known"
             )
-        return f"whatever removed the page from the row of request {owner}, which is still live"
+        return _named_by_its_row(owner, pool, page, ledger) or (
+            f"whatever removed the page from the row of request {owner}, which is still live"
+        )
     if owner in released:
         step, inserted = released[owner]
         how = "the prefix cache or the free list" if inserted else "the free list"
         return f"release_kv_cache in step {step}, into {how}"
     return "release_kv_cache of the request; no call of it was seen"
+
+
+def _named_by_its_row(owner: str, pool: str, page: int, ledger: Ledger) -> str:
+    """Why a page is nobody's although the row of its live request names it; '' if it does not."""
+    books, holders, request = ledger.pools.get(pool), ledger.holders, ledger.requests.get(owner)
+    if books is None or holders is None or request is None or holders.scheduler is None:
+        return ""
+    token, row = int(books.position[page]), req_kv.row(request)
+    table = holders.scheduler.req_to_token_pool.req_to_token
+    if not (0 <= row < table.shape[0] and 0 <= token < table.shape[1]):
+        return ""
+    cell = holders.row(row, token + 1)[-1:]
+    if int((holders.mapped(cell) if pool == "swa" else cell)[0]) != page:
+        return ""
+    length = req_kv.allocated(request)
+    if token >= length:
+        return (
+            f"nobody: the row of request {owner} names it for token {token}, and its "
+            f"kv_allocated_len is {length}, so the release frees no more. That length is too short"
+        )
+    return (
+        f"nobody yet: the row of request {owner} names it for token {token}, which lies before its "
+        "cache_protected_len or swa_evicted_seqlen. One of the two goes too far; which of them is "
+        "not known"
+    )
 
 
 def _list(pages: Pages) -> str:

@@ -22,6 +22,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -38,8 +39,8 @@ from g4debug.tracers.pool_leak.report import (
     NAMED,
     Told,
     describe,
+    describe_free_rows,
     describe_locked,
-    describe_lost_rows,
     describe_miscounted,
     describe_rows,
     worst,
@@ -57,7 +58,7 @@ class PoolLeakTracer:
     def __init__(self, context: Context) -> None:
         assert context.ledger is not None, "declared as ledger=True"
         self.context, self.ledger = context, context.ledger
-        # rid -> (step, is_insert) of its release_kv_cache, the latest last
+        # rid -> (step, whether the prefix cache keeps what it can) of its release, the latest last
         self.released: OrderedDict[str, tuple[int, bool]] = OrderedDict()
         self.censuses = 0
         self._last_step = 0  # the step of the last census on a busy server
@@ -66,7 +67,8 @@ class PoolLeakTracer:
         self.taken_again, self._stall = TakenAgain(), Stall()
         self._suspected = False  # a sign was seen, and no count was made since
         self._scheduler: Any = None  # of the pages to count
-        self._told: set[tuple[str, int]] = set()  # (pool, page) that were reported already
+        # What is wrong and was reported already: (what it is, which one), by where it is.
+        self._told: dict[str, set[tuple[str, int]]] = {}
         self._usable: bool | None = None
 
     def rests(self, mode: str) -> str:
@@ -83,17 +85,24 @@ class PoolLeakTracer:
         self.context.on_exception("scheduler.on_idle", self.at_idle_error)
         self.context.after("scheduler.process_result", self.after_result)
         self.context.before("cache.release", self.before_release)
+        self.context.after("batch.prepare_for_extend", self.after_prepare)
         if self.context.settings.leak_steps:
             self.ledger.listen(self.taken_again.listen, "extend")
 
-    def before_release(
-        self, request: Any, tree_cache: Any, is_insert: bool = True, *args: Any, **kwargs: Any
-    ) -> None:
+    def before_release(self, request: Any, tree_cache: Any, *args: Any, **kwargs: Any) -> None:
         rid = str(request.rid)
-        self.released[rid] = (self.context.recorder.step, is_insert)
+        # From 0.5.23 on the argument is called "checkpoint", and can only be given by name.
+        keeps = args[0] if args else kwargs.get("is_insert", kwargs.get("checkpoint", True))
+        keeps = bool(keeps) and not getattr(request, "skip_radix_cache_insert", False)
+        self.released[rid] = (self.context.recorder.step, keeps)
         self.released.move_to_end(rid)
         if len(self.released) > REMEMBERED:
             self.released.popitem(last=False)
+
+    def after_prepare(self, result: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        for request in batch.reqs or ():  # one that was retracted begins anew
+            self.released.pop(str(request.rid), None)
+        return result
 
     def after_scheduler_init(self, result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
         self._is_usable(scheduler)  # it says so at start, and not at its first count
@@ -162,43 +171,53 @@ class PoolLeakTracer:
             census = take_census(
                 view.pages, view.free, view.owned, view.maybe, view.used, view.shared
             )
-            if not census.sound:
-                self._report(view.name, census, live, idle)
+            self._report(view.name, census, live, idle)
         self._judge_rows(rows, live, idle)
         for view in views:
             self._judge_sizes(view, live, idle)
 
     def _judge_rows(self, rows: Rows, live: list[Any], idle: bool) -> None:
         # On an idle server no request may hold a row: its pages look owned, but are lost.
-        if idle and live and self._is_new(("row", req_kv.row(r)) for r in live):
+        held = live if idle else ()
+        if self._is_new("held rows", [("row", req_kv.row(r)) for r in held]):
             got = f"rows {_list(req_kv.row(r) for r in live)} of requests that have ended"
             self._tell("row", got, idle, lambda: describe_rows(live, self.released, self.ledger))
         lost = rows.unknown if idle and not live else ()
-        if (lost or rows.again) and self._is_new(("row", r) for r in (*lost, *rows.again)):
-            again, holders = rows.again, self._of(self._scheduler)
-            kind, got = "row-repeated" if again else "row", f"rows {_list(again or lost)}"
-            self._tell(
-                kind, got, idle, lambda: describe_lost_rows(lost, again, holders, self.ledger)
-            )
+        holders = self._of(self._scheduler)
+        for kind, where, bad in (
+            ("row-repeated", "free rows", rows.again),
+            ("row-repeated", "no rows", rows.outside),
+            ("row", "lost rows", lost),
+        ):
+            new = self._is_new(where, [(kind, row) for row in bad])
+            if new:
+                described = partial(
+                    describe_free_rows, kind, [row for _, row in new], where, holders, self.ledger
+                )
+                self._tell(kind, f"rows {_list(row for _, row in new)}", idle, described)
 
     def _judge_sizes(self, view: View, live: list[Any], idle: bool) -> None:
         """Judge the prefix cache's own figures of its size, by which SGLang admits requests."""
         sizes = view.sizes
         if sizes is None:
             return
-        if sum(sizes) != view.cached and self._is_new([(f"size {view.name}", 0)]):
+        off = sum(sizes) - view.cached
+        if self._is_new(f"size of {view.name}", [("off", off)] if off else []):
             got = f"{sizes} for {view.cached} tokens of the {view.name} pool"
             self._tell(
                 "miscounted", got, idle, lambda: describe_miscounted(view, self.ledger, idle)
             )
         # A session locks what it reads, and it has no request between its turns.
         sessions = has_sessions(self._scheduler.tree_cache)
-        if idle and sizes.protected and not live and not sessions:
+        where = f"locks of {view.name}"
+        if not (idle and sizes.protected and not live and not sessions):
+            self._is_new(where, [])
+        else:
             tree = prefix_tree.innermost(self._scheduler.tree_cache)
             size = self._of(self._scheduler).page_size
             slots = cache_tree.locked(tree, view.name)
             pages = np.unique(slots // size)
-            if self._is_new((f"lock {view.name}", int(page)) for page in pages):
+            if self._is_new(where, [("locked", int(page)) for page in pages] or [("locked", -1)]):
                 self._tell(
                     "locked",
                     f"{sizes.protected} tokens of the {view.name} pool, full pages {_list(pages)}",
@@ -223,25 +242,30 @@ class PoolLeakTracer:
         return [r for r in known if req_kv.row(r) >= 0]
 
     def _report(self, pool: str, census: Census, live: list[Any], idle: bool) -> None:
-        if self._is_new((pool, int(p)) for pages in census.wrong().values() for p in pages):
-            kind = worst(census)
-            got = f"{pool} pages {_list(census.wrong()[kind])}"
-            self._tell(
-                kind,
-                got,
-                idle,
-                lambda: describe(pool, census, live, self.released, self.ledger, idle),
-            )
+        """Report what is new of a census: what was wrong before would hide what is wrong now."""
+        wrong = census.wrong()
+        new = set(self._is_new(pool, [(k, int(p)) for k, pages in wrong.items() for p in pages]))
+        if not new:
+            return
+        news = Census(
+            **{k: pages[[(k, int(p)) in new for p in pages]] for k, pages in wrong.items()}
+        )
+        kind = worst(news)
+        self._tell(
+            kind,
+            f"{pool} pages {_list(news.wrong()[kind])}",
+            idle,
+            lambda: describe(pool, news, live, self.released, self.ledger, idle),
+        )
 
     def _tell(self, kind: str, got: str, idle: bool, make: Callable[[], Told]) -> None:
         site = "scheduler.on_idle" if idle else "scheduler.process_result"
         self.context.trap.report(*self.context.described(kind, site, got, make))
 
-    def _is_new(self, found: Iterable[tuple[str, int]]) -> bool:
-        """True if some of it was not reported before."""
-        before = len(self._told)
-        self._told.update(found)
-        return len(self._told) > before
+    def _is_new(self, where: str, found: list[tuple[str, int]]) -> list[tuple[str, int]]:
+        """What is wrong there now and was not reported. What is right again may be told again."""
+        told, self._told[where] = self._told.get(where, set()), set(found)
+        return [one for one in found if one not in told]
 
     def _is_usable(self, scheduler: Any) -> bool:
         """True if everything that can hold pages in this server is known here."""

@@ -15,6 +15,8 @@ from g4debug.tracers.prefix_cache.confirm import holder_of
 from g4debug.tracers.prefix_cache.contents import Contents, Entry
 from g4debug.tracers.prefix_cache.digests import Digests
 
+MOVED = "the request's last_node is another one than it had, for as many tokens"
+
 
 @dataclass(frozen=True)
 class Case:
@@ -200,6 +202,11 @@ def _row_or_node(case: Case) -> str:
             return (
                 "the request's row of req_to_token was overwritten after the prefix cache had "
                 "lent it that page; by whom is not known"
+            )
+        if row_holds and not node_holds and MOVED in found.got:
+            return (
+                "the request's last_node was changed without a match or an insert; by whom is not "
+                "known. SGLang would unlock that node at its end, and not the one that it locked"
             )
         if row_holds and not node_holds:
             return (

@@ -23,7 +23,7 @@ is reported, the log says so, and the page's entry is forgotten.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,7 +52,7 @@ from g4debug.tracers.prefix_cache.confirm import is_real
 from g4debug.tracers.prefix_cache.contents import Contents
 from g4debug.tracers.prefix_cache.digests import Digests
 from g4debug.tracers.prefix_cache.lent_rows import LentRows, State
-from g4debug.tracers.prefix_cache.report import Case, describe
+from g4debug.tracers.prefix_cache.report import MOVED, Case, describe
 
 logger = logging.getLogger("g4debug")
 # The prefix caches that are known here. A subclass may keep pages elsewhere.
@@ -96,6 +96,7 @@ class PrefixCacheTracer:
         self._inserted: Prompt | None = None  # what it has handed over
         # By row: the request, its cache_protected_len and its last node, of which all agreed.
         self._agreed: dict[int, State] = {}
+        self._moved: set[int] = set()  # rows whose request has another last node than it had
         self._rows: LentRows | None = None
         self._no_rows = ""  # why no row is compared with the prefix cache
         self._step: _Step | None = None  # as it was judged last
@@ -255,6 +256,8 @@ class PrefixCacheTracer:
     def _learn(self, tree: Any, rows: LentRows, request: Any) -> int:
         """Learn what the prefix cache has of a request. How many tokens of its row are compared."""
         row = req_kv.row(request)
+        if not 0 <= row < len(rows.table):
+            return 0  # spec-lifecycle tells it
         now, known = self._agreed.get(row), rows.known.get(row)
         if now is None or now.rid != request.rid or now.tokens != req_kv.protected(request):
             if known is not None:  # a session's request, or one whose length is wrong
@@ -262,6 +265,10 @@ class PrefixCacheTracer:
             return 0
         if known is not None and known.state == now and known.request() is request:
             return 0 if row in rows.told else now.tokens
+        self._moved.discard(row)
+        same = known is not None and known.request() is request
+        if known is not None and same and known.state == now._replace(node=known.state.node):
+            self._moved.add(row)
         fits = 0 < now.tokens <= rows.table.shape[1]
         slots = prefix_tree.slots(tree, request) if fits else None
         if slots is None or len(slots) < now.tokens:
@@ -300,6 +307,8 @@ class PrefixCacheTracer:
             rows.forget(row)
             self._doubt_row(row)
             return
+        if row in self._moved:
+            found = replace(found, got=f"{found.got}; {MOVED}")
         pairs = int(_pairs(tree))
         tokens = _prompt(request, count + pairs)
         made = digests.of_pages(tokens, count // size, size, pairs, _space(request, pairs))

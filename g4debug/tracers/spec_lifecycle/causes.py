@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from g4debug.hooking import req_kv
 from g4debug.tracers.spec_lifecycle.check import CELLS, Violation
 
 if TYPE_CHECKING:
@@ -146,7 +147,25 @@ def _length(violation: Violation, at: HandOver) -> str:
     )
 
 
+_BOOKS = {
+    req_kv.ROW: "the request's own number of its row was overwritten since SGLang prepared its "
+    "batch: a request gets its row there and loses it with its release. By whom is not known. What "
+    "is read, written and freed for it would be another row's",
+    req_kv.ALLOCATED: "kv_allocated_len was overwritten since SGLang prepared the request's batch, "
+    "which alone makes it longer, and a release ends it. By whom is not known. The release would "
+    "free by it what lies behind the request's end, or leave the rest",
+}
+
+
 def _counted(violation: Violation, at: HandOver) -> str:
+    if violation.what == req_kv.ROW and violation.whose:
+        return (
+            "the list of free rows had a row that a request still has: it was given back too "
+            "early, or the list was overwritten; which of the two is not known. Each of the two "
+            "requests reads and overwrites what the other one wrote into that row"
+        )
+    if violation.what in _BOOKS:
+        return _BOOKS[violation.what]
     where = "the processing of the verify's result (_resolve_spec_v2_tokens)"
     if at.site == "scheduler.run_batch":
         where = "the allocation for a decode (alloc_for_decode), which counts one token"

@@ -36,6 +36,7 @@ from g4debug.tracers.spec_lifecycle.check import (
 from g4debug.tracers.spec_lifecycle.copies import MOST, Copies, Pool
 from g4debug.tracers.spec_lifecycle.future_rows import live_rows
 from g4debug.tracers.spec_lifecycle.log import SpecLog
+from g4debug.tracers.spec_lifecycle.request_books import RequestBooks
 
 SITE = "forward_batch.init_new"
 # The rules from which positions follow.
@@ -121,6 +122,7 @@ class ForwardInputs:
         self.log = log
         self.judging = targets.counts_with_result()  # it was not run on releases before
         self.pool = Pool()
+        self.books = RequestBooks(context, log, lambda: self.judging)
         self._batch: Any = None  # of the step that runs
         self._late: deque[Forward] = deque(maxlen=MOST)  # on their way to the host
 
@@ -133,6 +135,7 @@ class ForwardInputs:
         before(SITE, self.before_forward)
         after(SITE, self.after_forward)
         before("scheduler.process_result", self.before_process)
+        self.books.install()
 
     def limit(self, reasons: Sequence[str]) -> None:
         """This server uses features with which the check was never run."""
@@ -145,10 +148,16 @@ class ForwardInputs:
     def before_run_batch(self, scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
         beams = any(getattr(r, "beam_group", None) for r in batch.reqs or ())
         self._batch = batch if self.judging and batch.reqs and not beams else None
+        self._judge_books("scheduler.run_batch")
 
     def after_run_batch(self, result: Any, *args: Any, **kwargs: Any) -> Any:
         self._batch = None
         return result
+
+    def _judge_books(self, site: str) -> None:
+        """The requests' own numbers, before anything is compared with them."""
+        if self._batch is not None:
+            self.books.judge(site, self._batch.reqs)
 
     def before_resolve_lens(self, future_map: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
         self._judge_rows("future.resolve_lens", batch)
@@ -158,6 +167,7 @@ class ForwardInputs:
 
     def before_forward(self, *args: Any, **kwargs: Any) -> None:
         batch, _ = _given(args, kwargs)
+        self._judge_books(SITE)
         if self._batch is not None:
             self._judge_now(SITE, {ROWS: batch.req_pool_indices, PLACES: batch.out_cache_loc})
 
@@ -165,6 +175,7 @@ class ForwardInputs:
         batch = self._batch
         if batch is None:
             return made
+        self._judge_books(SITE)
         given, runner = _given(args, kwargs)
         forward = self._forward(batch)
         read = {ROWS: made.req_pool_indices, LENS: made.seq_lens, PLACES: made.out_cache_loc}
@@ -192,7 +203,7 @@ class ForwardInputs:
         live, rows = live_rows(batch.reqs), [-1] * len(batch.reqs)
         known = req_kv.column(batch.reqs, req_kv.ROW)
         for i in live:
-            rows[i] = known[i]
+            rows[i] = self.books.row(batch.reqs[i], known[i])
         table = getattr(batch.req_to_token_pool, "req_to_token", None)
         allocator = getattr(batch, "token_to_kv_pool_allocator", None)
         mapping = getattr(allocator, "full_to_swa_index_mapping", None)
@@ -208,6 +219,7 @@ class ForwardInputs:
 
     def _judge_rows(self, site: str, batch: Any) -> None:
         if batch is self._batch:
+            self._judge_books(site)
             self._judge_now(site, {ROWS: batch.req_pool_indices})
 
     def _judge_now(self, site: str, tensors: Mapping[str, torch.Tensor | None]) -> None:
@@ -256,10 +268,15 @@ def _expect(forward: Forward, made: Any, batch: Any) -> None:
 
 def _tokens(request: Any, span: tuple[int, int]) -> Sequence[int] | None:
     """The tokens of a request that a prefill computes; None if it may be given something else."""
-    filled = getattr(request, "full_untruncated_fill_ids", getattr(request, "fill_ids", None))
-    if filled is None or any(getattr(request, name, None) is not None for name in OTHER_INPUTS):
+    if any(getattr(request, name, None) is not None for name in OTHER_INPUTS):
         return None
-    found: Sequence[int] = filled[span[0] : sum(span)]
+    # Not of its fill_ids, from which SGLang makes the batch: that list may be wrong itself.
+    begin, end, prompt = span[0], sum(span), request.origin_input_ids
+    count = len(prompt)
+    found: list[int] = [
+        *prompt[begin:end],
+        *request.output_ids[max(0, begin - count) : max(0, end - count)],
+    ]
     return found
 
 

@@ -7,7 +7,7 @@ from g4debug.findings.record import Finding, Location
 from g4debug.findings.steps import Recorder
 from g4debug.fixes import draft_embedding_shard as shard
 from g4debug.fixes import hybrid_pool_swap as hybrid
-from g4debug.hooking import targets
+from g4debug.hooking import req_kv, targets
 from g4debug.tracers.spec_lifecycle import causes
 from g4debug.tracers.spec_lifecycle.check import Violation
 from g4debug.tracers.spec_lifecycle.hand_over import HandOver
@@ -32,7 +32,7 @@ def describe(violation: Violation, at: HandOver, recorder: Recorder) -> Finding:
     rid = at.rids[violation.row] if 0 <= violation.row < len(at.rids) else ""
     mode = getattr(getattr(at.batch, "forward_mode", None), "name", "")
     record = KINDS["spec-lifecycle"][violation.kind]
-    fix, command = _explain(record)
+    fix, command = _explain(record, violation)
     about = f" for request {rid} (row {violation.row})" if rid else ""
     return record.finding(
         site=at.site,
@@ -74,14 +74,14 @@ def _article(what: str) -> str:
     return what if what == "None" or what.startswith(("another", "the ")) else f"a {what}"
 
 
-def _explain(record: FindingKind) -> tuple[str, str]:
+def _explain(record: FindingKind, violation: Violation) -> tuple[str, str]:
     """(the fix that matches, as a prefix of the reference, next command)."""
     kind = record.name
     if kind == "draft-embedding" and shard.FIX.is_for_this_release:
         return f"fix {shard.ID}; ", f"G4DEBUG_FIX_DRAFT_EMBEDDING_SHARD=1 {LAUNCH}"
     if kind == "draft-pool":
         return f"fix {hybrid.ID}; ", record.command
-    if kind == "bookkeeping":
+    if kind == "bookkeeping" and violation.what not in (req_kv.ROW, req_kv.ALLOCATED):
         return DOUBLE, record.command
     if kind == "draft-places" and not targets.clears_draft_places():
         return "sglang #29616 (in 0.5.15.post1); ", record.command

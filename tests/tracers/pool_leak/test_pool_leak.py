@@ -407,3 +407,69 @@ def test_the_canary_bites(tmp_path, monkeypatch):
     monkeypatch.setattr(PoolLeakTracer, "check", lambda *args, **kwargs: None)
     with pytest.raises(CanaryError, match="not found"):
         pool_leak_canary.fire(tmp_path, torch.device("cpu"))
+
+
+def test_what_is_wrong_already_does_not_hide_what_goes_wrong_later(server):
+    one, two = server.admit("one", 2 * PAGE), server.admit("two", PAGE)
+    (page,) = (server.tokens(two)[::PAGE] // PAGE).tolist()
+    inner = server.rig.allocator.full_attn_allocator
+    spare = int(inner.free_pages[-1])
+    inner.free_pages = torch.cat([inner.free_pages, torch.tensor([page])])
+    assert found(server, idle=False).finding.kind == "double"
+    server.check(idle=False)  # it is told once
+    inner.free_pages = inner.free_pages[inner.free_pages != spare]  # and now one is lost, too
+    error = found(server, idle=False)
+    assert (error.finding.kind, f"(page {spare}," in str(error)) == ("leaked", True)
+    inner.free_pages = torch.cat([inner.free_pages, torch.tensor([spare])])
+    server.check(idle=False)
+    inner.free_pages = torch.cat([inner.free_pages, torch.tensor([spare])])
+    error = found(server, idle=False)  # the same page, and another thing is wrong with it
+    assert (error.finding.kind, f"(page {spare}," in str(error)) == ("repeated", True)
+    assert one.rid == "one"
+
+
+def test_a_page_that_was_freed_and_left_the_free_list_is_not_said_to_wait_for_its_release(server):
+    one = server.admit("one", PAGE)
+    (page,) = (server.tokens(one)[::PAGE] // PAGE).tolist()
+    server.tracer.before_release(one, None)
+    server.rig.allocator.free(server.tokens(one))
+    server.release(one)
+    server.check()
+    inner = server.rig.allocator.full_attn_allocator
+    for name in ("free_pages", "release_pages"):
+        pages = getattr(inner, name, None)
+        if pages is not None:
+            setattr(inner, name, pages[pages != page])
+    error = found(server)
+    assert (error.finding.kind, f"(page {page}," in str(error)) == ("leaked", True)
+    assert "is not in the free list any more" in error.finding.cause
+
+
+@pytest.mark.parametrize(("row", "wrong"), [(0, 0), (1 << 20, 1 << 20), (-1, -1)])
+def test_what_is_no_row_in_the_list_of_free_rows_is_told(server, row, wrong):
+    server.check()
+    server.scheduler.req_to_token_pool.free_slots.insert(0, row)
+    error = found(server)
+    assert error.finding.kind == "row-repeated"
+    assert f"no request may have it (row {wrong})" in str(error)
+    server.check()  # once
+
+
+def test_a_length_that_is_too_short_is_the_cause_of_what_lies_behind_it(server):
+    one = server.admit("one", 3 * PAGE)
+    kv = kv_of(one)
+    last = int(server.tokens(one)[2 * PAGE]) // PAGE
+    kv.kv_allocated_len = 2 * PAGE
+    server.ledger.holders.scheduler = server.scheduler
+    error = found(server, idle=False)
+    assert (error.finding.kind, f"(page {last}," in str(error)) == ("leaked", True)
+    assert f"its kv_allocated_len is {2 * PAGE}" in error.finding.cause
+
+
+@pytest.mark.parametrize("given", [{"checkpoint": False}, {"is_insert": False}])
+def test_a_release_into_the_free_list_alone_is_called_so(server, given):
+    one = server.admit("one", PAGE)
+    server.tracer.before_release(one, None, **given)
+    server.release(one)
+    (holding,) = reading.read(found(server, idle=False).path).holdings
+    assert holding.due.endswith("into the free list")

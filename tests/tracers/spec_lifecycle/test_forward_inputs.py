@@ -64,10 +64,15 @@ def test_each_token_has_its_position(spans, data):
     assert check_positions(spans, right[1:], every, "x") is None  # another check's
 
 
+class Request(SimpleNamespace):
+    __hash__ = object.__hash__
+
+
 def request(rid, row, committed):
-    return SimpleNamespace(
+    return Request(
         rid=rid, req_pool_idx=row, kv_committed_len=committed, finished_reason=None,
-        is_retracted=False, fill_ids=array("q", range(100 * row, 100 * row + committed)),
+        is_retracted=False, kv_allocated_len=64, output_ids=array("q", ()),
+        origin_input_ids=array("q", range(100 * row, 100 * row + committed)),
     )  # fmt: skip
 
 

@@ -1,0 +1,133 @@
+"""A request's row of ``req_to_token``, and how much is allocated in it, are SGLang's to change.
+
+Both are numbers on the host. A request is given its row when its first batch is prepared, and loses
+it with its release; ``kv_allocated_len`` grows where a batch is prepared, and nowhere else. So from
+there on they stay as they are. What reads them, frees by them, or compares something with them, is
+right only if they are. So they are looked at first.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from g4debug.hooking import req_kv
+from g4debug.tracers.base import Context
+from g4debug.tracers.spec_lifecycle.check import Violation
+from g4debug.tracers.spec_lifecycle.future_rows import goes_on
+from g4debug.tracers.spec_lifecycle.log import SpecLog
+
+NAMES = (req_kv.ROW, req_kv.ALLOCATED)
+
+
+class Book(NamedTuple):
+    """What a request was left with. retractions: how often it had been retracted by then."""
+
+    row: int
+    allocated: int
+    retractions: int
+
+
+class RequestBooks:
+    """judges: whether this server's requests are followed."""
+
+    def __init__(self, context: Context, log: SpecLog, judges: Callable[[], bool]) -> None:
+        self.context = context
+        self.log = log
+        self._judges = judges
+        self._known: weakref.WeakKeyDictionary[Any, Book] = weakref.WeakKeyDictionary()
+        self._holds: dict[int, weakref.ref[Any]] = {}  # row -> the last request that was given it
+        self._told: weakref.WeakKeyDictionary[Any, tuple[int, ...]] = weakref.WeakKeyDictionary()
+
+    def install(self) -> None:
+        before, after = self.context.before, self.context.after
+        after("batch.prepare_for_extend", self.after_prepare)
+        before("batch.prepare_for_decode", self.before_decode)
+        after("batch.prepare_for_decode", self.after_prepare)
+        before("scheduler.process_result", self.before_process)
+        before("cache.release", self.before_release)
+
+    def row(self, request: Any, otherwise: int) -> int:
+        """The row that the request was left with; ``otherwise`` if that is not known."""
+        known = self._known.get(request)
+        return otherwise if known is None or known.row < 0 else known.row
+
+    def after_prepare(self, result: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        """SGLang has given each request of a batch its row and its room."""
+        if self._judges():
+            requests = [r for r in batch.reqs or () if not _is_shared(r)]
+            rows, lens = (req_kv.column(requests, name) for name in NAMES)
+            found = None
+            for i, (request, row, length) in enumerate(zip(requests, rows, lens, strict=True)):
+                found = found or self._held_by_another(i, request, row)
+                self._known[request] = Book(row, length, _retractions(request))
+                self._holds[row] = weakref.ref(request)
+            if found is not None:
+                self._judge("batch.prepare_for_extend", requests, found)
+        return result
+
+    def _held_by_another(self, i: int, request: Any, row: int) -> Violation | None:
+        """Two requests that both live have one row. A release would have made us forget it."""
+        ref = self._holds.get(row)
+        other: Any = None if ref is None else ref()
+        if row < 0 or other is None or other is request or not goes_on(other):
+            return None
+        known = self._known.get(other)
+        if known is None or known.row != row:
+            return None
+        if req_kv.row(other) != row or known.retractions != _retractions(other):
+            return None
+        got = f"req_pool_idx = {row}, which request {other.rid} has, too"
+        return Violation(
+            "bookkeeping", "req_pool_idx = a row of its own", got, i, req_kv.ROW, whose=other.rid
+        )
+
+    def before_decode(self, batch: Any, *args: Any, **kwargs: Any) -> None:
+        self.judge("batch.prepare_for_decode", batch.reqs or ())
+
+    def before_process(self, scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
+        self.judge("scheduler.process_result", batch.reqs or ())
+
+    def before_release(self, request: Any, *args: Any, **kwargs: Any) -> None:
+        self._known.pop(request, None)
+
+    def judge(self, site: str, requests: Sequence[Any]) -> None:
+        """The requests of a batch have what they were left with."""
+        if not self._judges():
+            return
+        found = self.check(requests)
+        if found is not None:
+            self._judge(site, requests, found)
+
+    def _judge(self, site: str, requests: Sequence[Any], found: Violation) -> None:
+        step = self.context.recorder.event_step
+        self.log.judge(site, None, found, [str(r.rid) for r in requests], step=step)
+
+    def check(self, requests: Sequence[Any]) -> Violation | None:
+        """The first request that has something else. It is told once."""
+        rows, lens = (req_kv.column(requests, name) for name in NAMES)
+        for i, (request, now) in enumerate(
+            zip(requests, zip(rows, lens, strict=True), strict=True)
+        ):
+            known = self._known.get(request)
+            if known is None or known[:2] == now or self._told.get(request) == now:
+                continue
+            if not goes_on(request) or now[0] < 0 or known.retractions != _retractions(request):
+                continue  # it has ended, or was given another row since
+            self._told[request] = now
+            name, want, got = next(x for x in zip(NAMES, known, now, strict=False) if x[1] != x[2])
+            words = f"{name} = {got} ({got - want:+d})"
+            return Violation("bookkeeping", f"{name} = {want}", words, i, name, got - want)
+        return None
+
+
+def _retractions(request: Any) -> int:
+    return int(getattr(request, "retraction_count", 0) or 0)
+
+
+def _is_shared(request: Any) -> bool:
+    """A session's requests, and the beams of one, hand their rows on to each other."""
+    return getattr(request, "session", None) is not None or bool(
+        getattr(request, "beam_group", None)
+    )

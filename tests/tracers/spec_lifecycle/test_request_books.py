@@ -1,0 +1,106 @@
+"""A request's own row and length, which nobody changes between two of SGLang's own functions."""
+
+from __future__ import annotations
+
+import pytest
+from test_forward_inputs import Step, request
+
+from g4debug.hooking import targets
+from g4debug.trapping.trap import TrapError
+
+pytestmark = pytest.mark.skipif(
+    targets.path("worker.seed_step") is not None or targets.sglang_version() is None,
+    reason="the tracer of SGLang 0.5.14 and later",
+)
+
+
+class Server(Step):
+    """Steps of two requests: each is prepared, run, and its result is processed."""
+
+    def at(self, site: str, *args):
+        return self.hooks._compose(site)(lambda *a: None, *args)
+
+    def prepare(self, mode: str = "decode", grows: int = 0):
+        def grow(batch):
+            for r in batch.reqs:
+                r.kv_allocated_len += grows
+
+        self.hooks._compose(f"batch.prepare_for_{mode}")(grow, self.batch)
+
+    def process(self):
+        self.at("scheduler.process_result", None, self.batch, None)
+
+    def step(self, **kwargs):
+        self.prepare(**kwargs)
+        self.run()
+        self.process()
+
+
+def test_what_sglang_does_itself_is_silent():
+    it = Server()
+    it.step(mode="extend")
+    for _ in range(3):
+        it.step(grows=1)
+    a, b = it.batch.reqs
+    a.is_retracted, a.req_pool_idx, a.kv_allocated_len = True, None, 0
+    it.process()
+    a.is_retracted, a.req_pool_idx, a.kv_allocated_len, a.retraction_count = False, 5, 12, 1
+    it.batch.req_pool_indices[0] = 5
+    it.process()  # of the step before, in which it had another row
+    it.step(mode="extend")
+    b.finished_reason, b.req_pool_idx, b.kv_allocated_len = "stop", None, 0
+    it.process()
+    it.at("cache.release", b)
+    it.batch.reqs[1] = request("c", 1, 7)  # it gets the row that is free now
+    it.step(mode="extend")
+
+
+@pytest.mark.parametrize("field", ["req_pool_idx", "kv_allocated_len"])
+@pytest.mark.parametrize("off", [1, -1, 1 << 20])
+@pytest.mark.parametrize("moment", ["decode", "run", "process"])
+def test_a_number_that_is_overwritten_is_told_before_it_is_used(field, off, moment):
+    it = Server()
+    it.step(mode="extend")
+    right = getattr(it.batch.reqs[1], field)
+    if moment != "decode":
+        it.prepare()
+    setattr(it.batch.reqs[1], field, right + off)
+    with pytest.raises(TrapError) as e:
+        {"decode": it.prepare, "run": it.run, "process": it.process}[moment]()
+    found = e.value.finding
+    assert (found.kind, found.location.request, found.location.row) == ("bookkeeping", "b", 1)
+    assert f"{field} = {right + off} ({off:+d}) for request b (row 1), should be {right}" in str(
+        e.value
+    )
+    assert "overwritten since SGLang prepared" in found.cause
+    it.process()  # it is told once
+
+
+def test_a_number_that_is_overwritten_while_a_step_is_made_does_not_accuse_the_batch():
+    """The batch has the right row, and the request itself has not."""
+    it = Server()
+    it.step(mode="extend")
+    it.prepare()
+    made = it.batch.reqs[0]
+    run, composed = it.run, it.hooks._compose
+
+    def compose(site):
+        if site == "future.resolve_lens":
+            made.req_pool_idx = 1
+        return composed(site)
+
+    it.hooks._compose = compose
+    with pytest.raises(TrapError) as e:
+        run()
+    assert e.value.finding.kind == "bookkeeping"
+    assert "req_pool_idx = 1 (-2) for request a" in str(e.value)
+
+
+def test_a_row_that_two_live_requests_have_is_told_when_it_is_given():
+    it = Server()
+    it.step(mode="extend")
+    it.batch.reqs.append(request("c", 3, 5))
+    with pytest.raises(TrapError) as e:
+        it.prepare(mode="extend")
+    assert "req_pool_idx = 3, which request a has, too for request c" in str(e.value)
+    assert "the list of free rows had a row that a request still has" in e.value.finding.cause
