@@ -1,4 +1,4 @@
-"""Puts the row of a running request into the list of free rows: the next request gets it, too."""
+"""Puts the row of a running request into the list of free rows: a later request gets it, too."""
 
 from __future__ import annotations
 
