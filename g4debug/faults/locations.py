@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from g4debug.faults.base import Fault, Injection, Install
 from g4debug.hooking import req_kv
+from g4debug.hooking.arguments import argument
 
 if TYPE_CHECKING:
     import torch
@@ -61,10 +62,7 @@ def _install(able: Callable[[Forward], bool], spoil: Spoil, injection: Injection
 
     @injection.after("forward_batch.init_new")
     def after_new(result: Any, *args: Any, **kwargs: Any) -> Any:
-        """``ForwardBatch.init_new(batch, model_runner)``, which may be given the class, too."""
-        given = [a for a in args if not isinstance(a, type)]
-        batch = kwargs["batch"] if "batch" in kwargs else given.pop(0)
-        runner = kwargs["model_runner"] if "model_runner" in kwargs else given.pop(0)
+        batch, runner = given(args, kwargs)
         if getattr(runner, "is_draft_worker", False) or result.out_cache_loc is None:
             return result
         forward = _forward(result, batch, runner)
@@ -88,6 +86,12 @@ def _install(able: Callable[[Forward], bool], spoil: Spoil, injection: Injection
         who = f"token {token.position} of row {token.row}"
         injection.log(f"target {mode}: {who} is written to slot {wrong}, {what}")
         return result
+
+
+def given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """``ForwardBatch.init_new(batch, model_runner)``, which may be given the class, too."""
+    own = tuple(a for a in args if not isinstance(a, type))
+    return argument(own, kwargs, 0, "batch"), argument(own, kwargs, 1, "model_runner")
 
 
 def _forward(made: Any, batch: Any, runner: Any) -> Forward:

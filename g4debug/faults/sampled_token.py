@@ -1,4 +1,4 @@
-"""Changes a sampled token, or exchanges the tokens of two requests in SGLang's FutureMap.
+"""Changes a sampled token, counts it twice, or exchanges those of two requests in the FutureMap.
 
 With speculative decoding the task ``on`` strikes a prefill: a verify samples in another way.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from g4debug.faults._spec import CAUGHT_BY, asks_for, survivors
+from g4debug.faults._spec import CAUGHT_BY, asks_for, one_of, survivors
 from g4debug.faults.base import Fault, Injection
 from g4debug.faults.verify_input import another
 
@@ -44,6 +44,16 @@ def install(injection: Injection) -> None:
             injection.log(f"rows: the tokens of rows {a} and {b} exchanged")
         return result
 
+    @injection.after("scheduler.process_result")
+    def after_process(result: Any, scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        plain = batch.forward_mode.is_decode() and batch.spec_algorithm.is_none()
+        rows = survivors(batch) if plain and asks_for(injection, "twice") else []
+        if rows and injection.fire() is not None:
+            _, request, who = one_of(injection, batch, rows)
+            request.output_ids.append(request.output_ids[-1])
+            injection.log(f"twice: {who}: its last token once more")
+        return result
+
 
 FAULT = Fault(
     id="sampled-token",
@@ -51,9 +61,10 @@ FAULT = Fault(
     tasks={
         "on": "one request's sampled token becomes another one",
         "rows": "the tokens of two requests are exchanged on the way to the next step",
+        "twice": "without a draft: one request's last token is put into its output once more",
     },
     caught_by=CAUGHT_BY,
     drills=("1*on", "1*rows"),
-    plain_drills=("1*on", "1*rows"),
+    plain_drills=("1*on", "1*rows", "1*twice"),
     needs=("result.resolve",),
 )

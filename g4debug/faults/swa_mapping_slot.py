@@ -1,7 +1,7 @@
 """Changes one slot of the full-to-SWA mapping in the middle of a page, right before it is written.
 
-A page's first slot, by which pages are mapped to pages, stays as it is. The slot is one that this
-verify writes, or the next one: with overlap scheduling the host does not know yet how long a
+A page's first slot, by which pages are mapped to pages, stays in its SWA page. The slot is one that
+this verify writes, or the next one: with overlap scheduling the host does not know yet how long a
 request is.
 """
 
@@ -39,25 +39,40 @@ def install(injection: Injection) -> None:
         if action is None:
             return
         victim, other = (injection.random.sample(list(slots), len(slots)) * 2)[:2]
-        right = int(mapping[slots[victim]])
-        wrong = int(mapping[slots[other]]) if action.task == "other" else 0
-        mapping[slots[victim]] = wrong
+        slot, size = slots[victim], allocator.page_size
+        right, begin, wrong = int(mapping[slot]), slot // size * size, 0
+        if action.task == "other":
+            wrong = int(mapping[slots[other]])
+        elif action.task != "zero":
+            wrong = _next(right, size)
+        if action.task == "page":
+            for one in range(begin, begin + size):
+                if mapping[one] > 0:  # the others are not in use yet
+                    mapping[one] = _next(right // size * size + one - begin, size)
+        mapping[slot] = wrong
         injection.log(
-            f"{action.task}: full slot {slots[victim]} of {victim} maps to SWA slot {wrong} "
+            f"{action.task}: full slot {slot} of {victim} maps to SWA slot {wrong} "
             f"instead of {right}"
         )
 
 
+def _next(slot: int, size: int) -> int:
+    """The next slot of the same page; its first one comes after the last."""
+    return slot // size * size + (slot + 1) % size
+
+
 FAULT = Fault(
     id="swa-mapping-slot",
-    title="one slot of the full-to-SWA mapping is wrong, in the middle of a page",
+    title="a slot of the full-to-SWA mapping is wrong, in the middle of a page",
     tasks={
         "other": "it is the SWA slot of another request",
         "zero": "it is slot 0, as if it were evicted",
+        "shift": "it is the next slot of its own SWA page",
+        "page": "each slot of its page is the next one of the SWA page",
     },
     caught_by=("kv-writes",),
     asks=("a SWA pool",),
-    drills=("1*other", "1*zero"),
+    drills=("1*other", "1*zero", "1*shift", "1*page"),
     # v1's verify takes the slots by itself, and writes them at once.
     needs=("future.resolve_lens",),
 )

@@ -44,7 +44,7 @@ class Batch:
             token_to_kv_pool_allocator=self.rig.allocator, spec_algorithm=None,
             seq_lens_cpu=torch.tensor(list(TOKENS.values())),
             req_pool_indices=torch.tensor([kv_of(r).req_pool_idx for r in requests]),
-            forward_mode=SimpleNamespace(is_decode=lambda: True),
+            forward_mode=SimpleNamespace(is_decode=lambda: True, is_extend=lambda: False),
         )  # fmt: skip
 
     def before(self, site, order, name, hook, **options):
@@ -106,14 +106,46 @@ def test_another_page_than_the_prefix_cache_lent():
     assert pages[1][column] not in it.pages(1)
 
 
-@pytest.mark.parametrize("task", ["other", "zero"])
+@pytest.mark.parametrize("task", ["other", "zero", "shift"])
 def test_one_slot_of_the_mapping_in_the_middle_of_a_page(task):
     it = Batch(f"swa-mapping-slot=1*{task}")
     (_, mapping, _), cells, (slot,), _ = it.run()
     assert not cells
     assert slot % PAGE
-    others = mapping[mapping > 0].tolist()
-    assert int(it.mapping[slot]) in (others if task == "other" else [0])
+    others, right = mapping[mapping > 0].tolist(), int(mapping[slot])
+    mates = [s for s in range(right // PAGE * PAGE, right // PAGE * PAGE + PAGE) if s != right]
+    assert int(it.mapping[slot]) in {"other": others, "zero": [0], "shift": mates}[task]
+
+
+def test_all_slots_of_a_page_of_the_mapping_are_moved_inside_of_it():
+    it = Batch("swa-mapping-slot=1*page")
+    (_, mapping, _), cells, slots, _ = it.run()
+    assert not cells
+    assert len(slots) > 1
+    (page,) = {slot // PAGE for slot in slots}
+    had, has = (m[page * PAGE : page * PAGE + PAGE] for m in (mapping, it.mapping))
+    assert torch.equal(torch.where(had > 0, had // PAGE * PAGE + (had + 1) % PAGE, 0), has)
+
+
+@pytest.mark.parametrize(
+    ("task", "row", "wrong"), [("on", 1, 4 * PAGE), ("less", 0, 2 * PAGE), ("far", 1, 8 * PAGE)]
+)
+def test_a_request_counts_wrongly_what_the_prefix_cache_has(task, row, wrong):
+    it = Batch(f"protected-page=1*{task}")
+    kv_of(it.batch.reqs[1]).cache_protected_len = 3 * PAGE  # only it has whole pages of its own
+    it.run()
+    assert [kv_of(r).cache_protected_len for r in it.batch.reqs] == [
+        wrong if n == row else 3 * PAGE for n in range(3)
+    ]
+
+
+def test_the_row_of_a_running_request_is_free():
+    it = Batch("row-free=2*on")
+    free = list(it.rig.req_to_token.free_slots)
+    it.run()
+    (row,) = it.rig.req_to_token.free_slots[len(free) :]
+    assert row in it.batch.req_pool_indices.tolist()
+    assert free == it.rig.req_to_token.free_slots[:-1]
 
 
 def test_two_rows_of_a_batch_for_one_step():
