@@ -256,10 +256,11 @@ def _named_by_its_row(owner: str, pool: str, page: int, ledger: Ledger) -> str:
             f"nobody: the row of request {owner} names it for token {token}, and its "
             f"kv_allocated_len is {length}, so the release frees no more. That length is too short"
         )
+    lengths = "cache_protected_len" + (" or swa_evicted_seqlen" if pool == "swa" else "")
     return (
-        f"nobody yet: the row of request {owner} names it for token {token}, which lies before its "
-        "cache_protected_len or swa_evicted_seqlen. One of the two goes too far; which of them is "
-        "not known"
+        f"the prefix cache: the row of request {owner} names it for token {token}, which lies "
+        f"before its {lengths}, and no node has it. That length goes too far, or the node was cut, "
+        "was lost or became a tombstone; which of them is not known"
     )
 
 
