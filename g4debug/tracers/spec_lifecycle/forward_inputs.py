@@ -46,6 +46,7 @@ ROWS, LENS, POSITIONS = "req_pool_indices", "seq_lens", "positions"
 PLACES = "out_cache_loc"
 TOKENS = "input_ids"
 BOOKS = "the host's lists of prefixes and new tokens"
+ON_HOST = "seq_lens_cpu"
 BEGINS, COUNTS, STARTS = "extend_prefix_lens", "extend_seq_lens", "extend_start_loc"
 # Requests of which a forward may be given something else than tokens.
 OTHER_INPUTS = ("multimodal_inputs", "input_embeds", "positional_embed_overrides")
@@ -59,7 +60,8 @@ class Forward:
     slots: of the pool in which the KV of new tokens is written, where they are looked up in another
     one. lens: how long each sequence is, None if the host does not know that yet. spans: the first
     position of each request and how many follow. rule: how these are computed, in words. tokens:
-    those that a prefill computes of each request, None where that is not known.
+    those that a prefill computes of each request, None where that is not known. committed: how long
+    each sequence is by ``kv_committed_len``, None if it cannot be told from that.
     """
 
     step: int
@@ -73,6 +75,7 @@ class Forward:
     spans: list[tuple[int, int]] | None = None
     rule: str = ""
     tokens: list[Sequence[int] | None] | None = None
+    committed: list[int] | None = None
 
     def check(self, values: Mapping[str, Sequence[int]]) -> Violation | None:
         found = None
@@ -81,9 +84,7 @@ class Forward:
         if found is None and PLACES in values:
             found = check_slots(values[PLACES], self.slots, len(self.rows))
         if found is None and self.lens is not None:
-            found = self._check_numbers(LENS, self.lens, values)
-            if found is not None and self.rule == PREFILL:
-                found = replace(found, rule=BOOKS)
+            found = self._check_lens(self.lens, values)
         if found is None and self.rule == PREFILL:
             found = self._check_prefill(values)
         if found is None and POSITIONS in values and self.spans is not None:
@@ -92,6 +93,19 @@ class Forward:
             counts = [count for _, count in self.spans or ()]
             found = check_tokens(self.tokens, values[TOKENS], self.live, counts)
         return found
+
+    def _check_lens(
+        self, lens: Sequence[int], values: Mapping[str, Sequence[int]]
+    ) -> Violation | None:
+        """The device has the same lengths as the host. If not, a third one tells which is wrong."""
+        found = self._check_numbers(LENS, lens, values)
+        if found is None or self.rule == PREFILL:
+            return found if found is None else replace(found, rule=BOOKS)
+        if self.committed is None or found.row < 0 or lens[found.row] == self.committed[found.row]:
+            return found
+        if values[LENS][found.row] != self.committed[found.row]:
+            return replace(found, rule=ON_HOST)
+        return self._check_numbers(ON_HOST, self.committed, {ON_HOST: lens})
 
     def _check_numbers(
         self, name: str, want: Sequence[int], values: Mapping[str, Sequence[int]]
@@ -261,7 +275,8 @@ def _expect(forward: Forward, made: Any, batch: Any) -> None:
                 forward.tokens = list(map(_tokens, batch.reqs, forward.spans))
     elif mode == "DECODE" and batch.spec_algorithm.is_none():
         lens = batch.seq_lens_cpu  # another check compares kv_committed_len with these
-        known = req_kv.column(batch.reqs, req_kv.COMMITTED) if lens is None else lens.tolist()
+        forward.committed = req_kv.column(batch.reqs, req_kv.COMMITTED)
+        known = forward.committed if lens is None else lens.tolist()
         forward.lens, forward.spans = known, [(n - 1, 1) for n in known]
         forward.rule = DECODE
 

@@ -37,7 +37,7 @@ class Books:
             return
         request = one[0]
         others = [r for r, _, _ in self.live() if r is not request]
-        for name in (req_kv.COMMITTED, req_kv.ALLOCATED, req_kv.EVICTED, req_kv.MOST_EVICTED):
+        for name in (req_kv.COMMITTED, req_kv.ALLOCATED, req_kv.EVICTED):
             holder = req_kv.holder(request, name)
             now = getattr(holder, name, None)
             if not isinstance(now, int):
@@ -46,6 +46,12 @@ class Books:
             if others:
                 values["other"] = int(getattr(req_kv.holder(others[0], name), name, now))
             yield _attribute(holder, name, values, str(request.rid))
+        # From 0.5.21 on there is one for each part of a prefix cache.
+        evicted = getattr(getattr(request, "kv", None), "component_evicted_seqlens", {})
+        for part, now in evicted.items():
+            values = {"own": now // 2, "freed": max(0, now - self.page)}
+            words = f"{part.name.lower()}_evicted_seqlen of {request.rid}"
+            yield _key(evicted, part, values, words, str(request.rid))
 
     def _host_row(self, **of: Any) -> Iterator[Place]:
         """The row that a request believes to have."""
@@ -148,6 +154,15 @@ def _attribute(owner: Any, name: str, values: dict[str, int], rid: str) -> Place
 
     now = torch.tensor([int(getattr(owner, name))])
     return Place(now, (0,), values, f"{name} of {rid}", put, rid=rid)
+
+
+def _key(owner: Any, key: Any, values: dict[str, int], words: str, rid: str) -> Place:
+    """One number of a dictionary."""
+
+    def put(changed: torch.Tensor) -> None:
+        owner[key] = int(changed[0])
+
+    return Place(torch.tensor([int(owner[key])]), (0,), values, words, put, rid=rid)
 
 
 def _elements(

@@ -188,6 +188,26 @@ def test_a_length_is_told(name, length):
     assert (found.kind, found.location.row) == ("seq-len", 0)
 
 
+@pytest.mark.parametrize(
+    ("host", "committed", "blamed"),
+    [
+        (20, 12, "seq_lens_cpu = 20 (+8) for request a (row 0), should be 12"),
+        (12, 12, "seq_lens = 13 (+1) for request a (row 0), should be 12"),
+        (20, 30, "seq_lens = 13 (-7) for request a (row 0), should be 20"),
+    ],
+)
+def test_a_third_length_tells_which_of_two_is_wrong(host, committed, blamed):
+    step = Step()
+    step.batch.seq_lens_cpu[0] = host
+    step.batch.reqs[0].kv_committed_len = committed
+    if (host, committed) != (20, 12):
+        step.made.seq_lens = torch.tensor([13, 7])
+    found = step.told()
+    assert blamed in found.headline
+    nobody = "does not agree with seq_lens_cpu: one of them was computed wrong, or was changed"
+    assert (nobody in found.cause) == (host == 20 and committed == 30)
+
+
 @pytest.mark.parametrize("of", ["batch", "made"])
 def test_a_place_that_the_pool_has_not_is_told_before_it_is_looked_up(of):
     step = Step()

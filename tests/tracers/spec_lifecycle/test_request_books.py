@@ -56,7 +56,7 @@ def test_what_sglang_does_itself_is_silent():
 
 
 @pytest.mark.parametrize("field", ["req_pool_idx", "kv_allocated_len"])
-@pytest.mark.parametrize("off", [1, -1, 1 << 20])
+@pytest.mark.parametrize("off", [1, -1, -2, -4, 1 << 20])
 @pytest.mark.parametrize("moment", ["decode", "run", "process"])
 def test_a_number_that_is_overwritten_is_told_before_it_is_used(field, off, moment):
     it = Server()

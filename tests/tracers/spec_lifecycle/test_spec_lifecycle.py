@@ -44,6 +44,8 @@ SITES = (
     "runner.sampler",
     "worker.target_forward",
     "scheduler.process_result",
+    "batch.prepare_for_extend",
+    "cache.release",
     "forward_batch.init_new",
     "future.inputs",
     "future.resolve_lens",
@@ -179,7 +181,7 @@ def test_a_retracted_request_comes_back_in_another_row(sglang):
     server.step()
     c = server.batch.reqs[2]
     server.filter(keep_indices=[0, 1])
-    c.is_retracted = True
+    c.is_retracted, c.retraction_count = True, 1
     server.step((1, 1))
     server.step((1, 1))
     c.is_retracted = False
