@@ -54,7 +54,9 @@ class RequestBooks:
     def row(self, request: Any, otherwise: int) -> int:
         """The row that the request was left with; ``otherwise`` if that is not known."""
         known = self._known.get(request)
-        return otherwise if known is None or known.row < 0 else known.row
+        if known is None or known.row < 0 or known.retractions != _retractions(request):
+            return otherwise
+        return known.row
 
     def after_prepare(self, result: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
         """SGLang has given each request of a batch its row and its room."""
