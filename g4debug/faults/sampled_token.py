@@ -1,5 +1,7 @@
 """Changes a sampled token, counts it twice, or exchanges those of two requests in the FutureMap.
 
+The task ``past`` changes one that is part of the answer since an earlier step.
+
 With speculative decoding the task ``on`` strikes a prefill: a verify samples in another way.
 """
 
@@ -11,6 +13,8 @@ from g4debug.faults._spec import CAUGHT_BY, asks_for, one_of, survivors
 from g4debug.faults.base import Fault, Injection
 from g4debug.faults.verify_input import another
 
+OLD = 8  # tokens of an answer whose first one no step reads any more
+
 
 def install(injection: Injection) -> None:
     running: list[Any] = [None]  # the batch that the scheduler runs
@@ -18,6 +22,14 @@ def install(injection: Injection) -> None:
     @injection.before("scheduler.run_batch")
     def before_run_batch(scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
         running[0] = batch
+        decodes = batch.forward_mode is not None and batch.forward_mode.is_decode()
+        rows = survivors(batch) if decodes and asks_for(injection, "past") else []
+        rows = [i for i in rows if len(batch.reqs[i].output_ids) >= OLD]
+        if rows and injection.fire() is not None:
+            _, request, who = one_of(injection, batch, rows)
+            token = request.output_ids[0]
+            request.output_ids[0] = token - 1 if token else 1
+            injection.log(f"past: {who}: another token at the begin of its answer")
 
     @injection.after("worker.target_forward")
     def after_forward(result: Any, *args: Any, **kwargs: Any) -> Any:
@@ -61,10 +73,11 @@ FAULT = Fault(
     tasks={
         "on": "one request's sampled token becomes another one",
         "rows": "the tokens of two requests are exchanged on the way to the next step",
+        "past": "one request's first token becomes another one, many steps after it was put out",
         "twice": "without a draft: one request's last token is put into its output once more",
     },
     caught_by=CAUGHT_BY,
-    drills=("1*on", "1*rows"),
-    plain_drills=("1*on", "1*rows", "1*twice"),
+    drills=("1*on", "1*rows", "1*past"),
+    plain_drills=("1*on", "1*rows", "1*past", "1*twice"),
     needs=("result.resolve",),
 )

@@ -81,6 +81,19 @@ def test_a_prefill_is_given_something_else(task, lens):
     assert len(sites.injection.schedule) == 1
 
 
+def test_a_token_changes_in_the_answer_many_steps_later():
+    sites = Sites("sampled-token=1*past")
+    hook, one = sites.at["scheduler.run_batch"], batch("DECODE")
+    one.reqs[0].output_ids = list(range(5, 12))
+    hook(None, one)
+    assert one.reqs[0].output_ids == list(range(5, 12))  # its first token is not old enough
+    one.reqs[0].output_ids.append(12)
+    hook(None, one)
+    assert one.reqs[0].output_ids == [4, *range(6, 13)]
+    hook(None, one)
+    assert one.reqs[0].output_ids[0] == 4  # once
+
+
 def test_a_token_is_put_into_an_output_once_more():
     sites = Sites("sampled-token=1*twice")
     hook, one = sites.at["scheduler.process_result"], batch("EXTEND")
