@@ -178,17 +178,17 @@ class PoolLeakTracer:
 
     def _judge_rows(self, rows: Rows, live: list[Any], idle: bool) -> None:
         # On an idle server no request may hold a row: its pages look owned, but are lost.
-        held = live if idle else ()
-        if self._is_new("held rows", [("row", req_kv.row(r)) for r in held]):
+        if idle and self._is_new("held rows", [("row", req_kv.row(r)) for r in live]):
             got = f"rows {_list(req_kv.row(r) for r in live)} of requests that have ended"
             self._tell("row", got, idle, lambda: describe_rows(live, self.released, self.ledger))
-        lost = rows.unknown if idle and not live else ()
         holders = self._of(self._scheduler)
         for kind, where, bad in (
             ("row-repeated", "free rows", rows.again),
             ("row-repeated", "no rows", rows.outside),
-            ("row", "lost rows", lost),
+            ("row", "lost rows", rows.unknown),
         ):
+            if kind == "row" and (live or not idle):
+                continue
             new = self._is_new(where, [(kind, row) for row in bad])
             if new:
                 described = partial(
@@ -209,15 +209,14 @@ class PoolLeakTracer:
             )
         # A session locks what it reads, and it has no request between its turns.
         sessions = has_sessions(self._scheduler.tree_cache)
-        where = f"locks of {view.name}"
-        if not (idle and sizes.protected and not live and not sessions):
-            self._is_new(where, [])
-        else:
-            tree = prefix_tree.innermost(self._scheduler.tree_cache)
-            size = self._of(self._scheduler).page_size
-            slots = cache_tree.locked(tree, view.name)
-            pages = np.unique(slots // size)
-            if self._is_new(where, [("locked", int(page)) for page in pages] or [("locked", -1)]):
+        if idle and not live and not sessions:
+            pages, held = np.empty(0, dtype=np.int64), list[tuple[str, int]]()
+            if sizes.protected:
+                tree = prefix_tree.innermost(self._scheduler.tree_cache)
+                size = self._of(self._scheduler).page_size
+                pages = np.unique(cache_tree.locked(tree, view.name) // size)
+                held = [("locked", int(page)) for page in pages] or [("locked", -1)]
+            if self._is_new(f"locks of {view.name}", held):
                 self._tell(
                     "locked",
                     f"{sizes.protected} tokens of the {view.name} pool, full pages {_list(pages)}",

@@ -154,6 +154,9 @@ _BOOKS = {
     req_kv.ALLOCATED: "kv_allocated_len was overwritten since SGLang prepared the request's batch, "
     "which alone makes it longer, and a release ends it. By whom is not known. The release would "
     "free by it what lies behind the request's end, or leave the rest",
+    req_kv.COMMITTED: "kv_committed_len was overwritten since SGLang counted the request's tokens "
+    "last, when it prepared its batch or processed its last result. By whom is not known. The next "
+    "allocation begins there, and the release gives the prefix cache as many tokens",
 }
 
 
@@ -164,7 +167,7 @@ def _counted(violation: Violation, at: HandOver) -> str:
             "early, or the list was overwritten; which of the two is not known. Each of the two "
             "requests reads and overwrites what the other one wrote into that row"
         )
-    if violation.what in _BOOKS:
+    if violation.what in _BOOKS and violation.ends[0]:
         return _BOOKS[violation.what]
     where = "the processing of the verify's result (_resolve_spec_v2_tokens)"
     if at.site == "scheduler.run_batch":

@@ -141,6 +141,13 @@ class Rehearsal:
 
     def process(self, batch: Any, result: Any, finished: Sequence[Any] = ()) -> None:
         """Process the result of a verify. ``finished``: requests that end with it."""
+
+        def process(scheduler: Any, batch: Any, result: Any) -> None:
+            self._process(batch, result, finished)
+
+        self.site("scheduler.process_result", process)(None, batch, result)
+
+    def _process(self, batch: Any, result: Any, finished: Sequence[Any]) -> None:
         resolve = self.classes.Processor._resolve_spec_v2_tokens
         kept = self.site("result.resolve", resolve)(self.processor, result, batch)
         for request, tokens in zip(batch.reqs, kept, strict=True):

@@ -1,9 +1,9 @@
-"""A request's row of ``req_to_token``, and how much is allocated in it, are SGLang's to change.
+"""A request's row of ``req_to_token``, and its lengths in it, are SGLang's to change.
 
-Both are numbers on the host. A request is given its row when its first batch is prepared, and loses
-it with its release; ``kv_allocated_len`` grows where a batch is prepared, and nowhere else. So from
-there on they stay as they are. What reads them, frees by them, or compares something with them, is
-right only if they are. So they are looked at first.
+They are numbers on the host. A request is given its row when its first batch is prepared, and loses
+it with its release; ``kv_allocated_len`` grows where a batch is prepared, and ``kv_committed_len``
+there and where a result is processed. In between they stay as they are. What reads them, frees by
+them, or compares something with them, is right only if they are. So they are looked at first.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from g4debug.tracers.spec_lifecycle.check import Violation
 from g4debug.tracers.spec_lifecycle.future_rows import goes_on
 from g4debug.tracers.spec_lifecycle.log import SpecLog
 
-NAMES = (req_kv.ROW, req_kv.ALLOCATED)
+NAMES = (req_kv.ROW, req_kv.ALLOCATED, req_kv.COMMITTED)
+SINCE = "it was counted last"
 
 
 class Book(NamedTuple):
@@ -26,6 +27,7 @@ class Book(NamedTuple):
 
     row: int
     allocated: int
+    committed: int
     retractions: int
 
 
@@ -39,9 +41,9 @@ class RequestBooks:
         self._known: weakref.WeakKeyDictionary[Any, Book] = weakref.WeakKeyDictionary()
         self._holds: dict[int, weakref.ref[Any]] = {}  # row -> the last request that was given it
         self._told: weakref.WeakKeyDictionary[Any, tuple[int, ...]] = weakref.WeakKeyDictionary()
-        # The requests that were found in order last, by id(), their rows and lengths: a step asks
+        # The requests that were found in order last, by id(), and their numbers: a step asks
         # several times, and nearly always nothing has changed.
-        self._right: tuple[list[int], list[int], list[int]] = ([], [], [])
+        self._right: list[list[int]] = []
 
     def install(self) -> None:
         before, after = self.context.before, self.context.after
@@ -49,6 +51,7 @@ class RequestBooks:
         before("batch.prepare_for_decode", self.before_decode)
         after("batch.prepare_for_decode", self.after_prepare)
         before("scheduler.process_result", self.before_process)
+        after("scheduler.process_result", self.after_process)
         before("cache.release", self.before_release)
 
     def row(self, request: Any, otherwise: int) -> int:
@@ -62,13 +65,15 @@ class RequestBooks:
         """SGLang has given each request of a batch its row and its room."""
         if self._judges():
             requests = [r for r in batch.reqs or () if not _is_shared(r)]
-            rows, lens = (req_kv.column(requests, name) for name in NAMES)
+            columns = [req_kv.column(requests, name) for name in NAMES]
             found = None
-            for i, (request, row, length) in enumerate(zip(requests, rows, lens, strict=True)):
+            for i, (request, row, length, committed) in enumerate(
+                zip(requests, *columns, strict=True)
+            ):
                 found = found or self._held_by_another(i, request, row)
-                self._known[request] = Book(row, length, _retractions(request))
+                self._known[request] = Book(row, length, committed, _retractions(request))
                 self._holds[row] = weakref.ref(request)
-            self._right = ([], [], [])
+            self._right = []
             if found is not None:
                 self._judge("batch.prepare_for_extend", requests, found)
         return result
@@ -95,6 +100,18 @@ class RequestBooks:
     def before_process(self, scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
         self.judge("scheduler.process_result", batch.reqs or ())
 
+    def after_process(
+        self, result: Any, scheduler: Any, batch: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """A result may commit tokens, which others check. The rest it leaves alone."""
+        requests = batch.reqs or () if self._judges() else ()
+        for request, now in zip(requests, req_kv.column(requests, req_kv.COMMITTED), strict=True):
+            known = self._known.get(request)
+            if known is not None and known.committed != now:
+                self._known[request] = known._replace(committed=now)
+                self._right = []
+        return result
+
     def before_release(self, request: Any, *args: Any, **kwargs: Any) -> None:
         self._known.pop(request, None)
 
@@ -112,15 +129,13 @@ class RequestBooks:
 
     def check(self, requests: Sequence[Any]) -> Violation | None:
         """The first request that has something else. It is told once."""
-        rows, lens = (req_kv.column(requests, name) for name in NAMES)
-        these = (list(map(id, requests)), rows, lens)
+        columns = [req_kv.column(requests, name) for name in NAMES]
+        these = [list(map(id, requests)), *columns]
         if these == self._right:
             return None
-        for i, (request, now) in enumerate(
-            zip(requests, zip(rows, lens, strict=True), strict=True)
-        ):
+        for i, (request, now) in enumerate(zip(requests, zip(*columns, strict=True), strict=True)):
             known = self._known.get(request)
-            if known is None or known[:2] == now or self._told.get(request) == now:
+            if known is None or known[:-1] == now or self._told.get(request) == now:
                 continue
             if not goes_on(request) or known.retractions != _retractions(request):
                 continue  # it has ended, or was given another row since
@@ -129,7 +144,9 @@ class RequestBooks:
             self._told[request] = now
             name, want, got = next(x for x in zip(NAMES, known, now, strict=False) if x[1] != x[2])
             words = f"{name} = {got} ({got - want:+d})"
-            return Violation("bookkeeping", f"{name} = {want}", words, i, name, got - want)
+            return Violation(
+                "bookkeeping", f"{name} = {want}", words, i, name, got - want, ends=(SINCE, "")
+            )
         self._right = these
         return None
 

@@ -80,7 +80,7 @@ ON_THE_HOST = {
     "output-one": ("sampled-token", 1, -1, 0),
     "output-end": ("sampled-token", None, None, 0),
     "output-rows": ("sampled-token", 0, -1, 0),
-    "committed": ("bookkeeping", 1, -1, -1),
+    "committed": ("bookkeeping", 1, -1, 0),
     "committed-after": ("bookkeeping", 1, -1, 0),
 }
 IN_THE_MAP = {
