@@ -140,7 +140,7 @@ CASES = {
     # There the next draft gets the tensors themselves.
     "mtp without overlap": VERIFY
     | GIVEN
-    | at_once(ON_THE_HOST, *LATE, "committed", "committed-after")
+    | at_once(ON_THE_HOST, *LATE, "committed-after")
     | {"left-bonus": ("bonus-token", 0, -1, 1)},
     "plain without overlap": at_once(PLAIN, *LATE) | GIVEN,  # the result is not copied to the host
 }
