@@ -20,6 +20,11 @@ from g4debug.tracers.spec_lifecycle.log import SpecLog
 
 NAMES = (req_kv.ROW, req_kv.ALLOCATED, req_kv.COMMITTED)
 SINCE = "it was counted last"
+NOT_FOLLOWED = (
+    "a request's own row and lengths are not followed any more",
+    "one of SGLang's functions that may change them began and was not seen to end, or the other "
+    "way round, as when a hook here has failed",
+)
 
 
 class Book(NamedTuple):
@@ -44,9 +49,14 @@ class RequestBooks:
         # The requests that were found in order last, by id(), and their numbers: a step asks
         # several times, and nearly always nothing has changed.
         self._right: list[list[int]] = []
+        # Functions of SGLang's that may change the numbers and have begun. If one side of a pair
+        # of hooks is off or was skipped, this is never 0 again: what is known is old, and accuses
+        # nobody.
+        self._changing = 0
 
     def install(self) -> None:
         before, after = self.context.before, self.context.after
+        before("batch.prepare_for_extend", self.before_extend)
         after("batch.prepare_for_extend", self.after_prepare)
         before("batch.prepare_for_decode", self.before_decode)
         after("batch.prepare_for_decode", self.after_prepare)
@@ -60,6 +70,9 @@ class RequestBooks:
         if known is None or known.row < 0 or known.retractions != _retractions(request):
             return otherwise
         return known.row
+
+    def before_extend(self, *args: Any, **kwargs: Any) -> None:
+        self._changing += 1
 
     def after_prepare(self, result: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
         """SGLang has given each request of a batch its row and its room."""
@@ -76,6 +89,7 @@ class RequestBooks:
             self._right = []
             if found is not None:
                 self._judge("batch.prepare_for_extend", requests, found)
+        self._changing -= 1
         return result
 
     def _held_by_another(self, i: int, request: Any, row: int) -> Violation | None:
@@ -96,9 +110,11 @@ class RequestBooks:
 
     def before_decode(self, batch: Any, *args: Any, **kwargs: Any) -> None:
         self.judge("batch.prepare_for_decode", batch.reqs or ())
+        self._changing += 1
 
     def before_process(self, scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
         self.judge("scheduler.process_result", batch.reqs or ())
+        self._changing += 1
 
     def after_process(
         self, result: Any, scheduler: Any, batch: Any, *args: Any, **kwargs: Any
@@ -110,6 +126,7 @@ class RequestBooks:
             if known is not None and known.committed != now:
                 self._known[request] = known._replace(committed=now)
                 self._right = []
+        self._changing -= 1
         return result
 
     def before_release(self, request: Any, *args: Any, **kwargs: Any) -> None:
@@ -118,6 +135,9 @@ class RequestBooks:
     def judge(self, site: str, requests: Sequence[Any]) -> None:
         """The requests of a batch have what they were left with."""
         if not self._judges():
+            return
+        if self._changing:
+            self.context.limit(*NOT_FOLLOWED)
             return
         found = self.check(requests)
         if found is not None:

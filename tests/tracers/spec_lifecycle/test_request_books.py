@@ -6,6 +6,8 @@ import pytest
 from test_forward_inputs import Step, request
 
 from g4debug.hooking import targets
+from g4debug.hooking.hooks import Hooks
+from g4debug.tracers.spec_lifecycle.request_books import NOT_FOLLOWED
 from g4debug.trapping.trap import TrapError
 
 pytestmark = pytest.mark.skipif(
@@ -94,6 +96,26 @@ def test_a_number_that_is_overwritten_while_a_step_is_made_does_not_accuse_the_b
         run()
     assert e.value.finding.kind == "bookkeeping"
     assert "req_pool_idx = 1 (-2) for request a" in str(e.value)
+
+
+@pytest.mark.parametrize(
+    "hook", ["before_decode", "before_process", "after_prepare", "after_process"]
+)
+def test_where_a_hook_of_its_own_is_off_nobody_is_accused(hook, caplog):
+    """What it knows would be old. The status says that it does not follow them any more."""
+    it = Server()
+    books = it.tracer.books
+    it.hooks = Hooks()  # the same hooks but one
+    books.context.hooks = it.hooks
+    setattr(books, hook, lambda *args, **kwargs: args[0] if args else None)
+    it.tracer.install()
+    it.step(mode="extend")
+    it.step(grows=1)
+    for one in it.batch.reqs:
+        one.kv_committed_len += 1
+    it.prepare(grows=1)
+    it.process()
+    assert caplog.text.count(NOT_FOLLOWED[0]) == 1
 
 
 def test_a_row_that_two_live_requests_have_is_told_when_it_is_given():
