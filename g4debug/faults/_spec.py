@@ -95,6 +95,11 @@ def decodes(batch: Any) -> bool:
     return not idle and speculation.of(batch) is not None
 
 
+def is_decode(batch: Any) -> bool:
+    """True for a decode on any server, with a draft or without."""
+    return batch.forward_mode is not None and bool(batch.forward_mode.is_decode())
+
+
 def one_of(injection: Injection, batch: Any, rows: list[int]) -> tuple[int, Any, str]:
     """A request that is drawn from these rows: (row, request, ``request RID (row N)``)."""
     row = injection.random.choice(rows)
@@ -102,8 +107,18 @@ def one_of(injection: Injection, batch: Any, rows: list[int]) -> tuple[int, Any,
     return row, request, f"request {request.rid} (row {row})"
 
 
+def other_token(token: int) -> int:
+    """Another token of the vocabulary."""
+    return token - 1 if token else 1
+
+
 def changed(numbers: torch.Tensor, row: int, value: int) -> torch.Tensor:
     """A copy of an integer tensor [requests] with another number in one row."""
     copy = numbers.clone()
     copy[row] = value
     return copy
+
+
+def another(tokens: torch.Tensor, at: int) -> torch.Tensor:
+    """A copy with another token at one place."""
+    return changed(tokens, at, other_token(int(tokens[at])))

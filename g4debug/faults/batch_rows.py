@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from g4debug.faults._spec import survivors
+from g4debug.faults._spec import is_decode, survivors
 from g4debug.faults.base import Fault, Injection
 
 
@@ -17,8 +17,7 @@ def install(injection: Injection) -> None:
     def around_run(
         call_next: Callable[..., Any], scheduler: Any, batch: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        decodes = batch.forward_mode is not None and batch.forward_mode.is_decode()
-        rows = survivors(batch) if decodes else []
+        rows = survivors(batch) if is_decode(batch) else []
         if len(rows) < 2 or injection.fire() is None:
             return call_next(scheduler, batch, *args, **kwargs)
         a, b = sorted(injection.random.sample(rows, 2))

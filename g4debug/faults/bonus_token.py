@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from g4debug.faults._spec import CAUGHT_BY, changed, decodes, one_of, put, survivors
+from g4debug.faults._spec import CAUGHT_BY, another, decodes, one_of, put, survivors
 from g4debug.faults.base import Fault, Injection
 
 
@@ -19,12 +19,10 @@ def change(injection: Injection, batch: Any) -> None:
     (row, _, who), spec = one_of(injection, batch, rows), batch.spec_info
     lens = getattr(spec, "accept_lens", None)
     if lens is None:
-        token = int(spec.bonus_tokens[row])
-        spec.bonus_tokens = changed(spec.bonus_tokens, row, token - 1 if token else 1)
+        spec.bonus_tokens = another(spec.bonus_tokens, row)
     else:  # the draft reads all tokens that the last verify accepted
         at = row * (len(spec.accept_tokens) // len(lens)) + int(lens[row]) - 1
-        token = int(spec.accept_tokens[at])
-        spec.accept_tokens = changed(spec.accept_tokens, at, token - 1 if token else 1)
+        spec.accept_tokens = another(spec.accept_tokens, at)
     injection.log(f"{who}: another bonus token")
 
 

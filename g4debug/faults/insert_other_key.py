@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from g4debug.faults._prefix import FAMILIES
+from g4debug.faults._spec import other_token
 from g4debug.faults.base import Fault, Injection
 
 
@@ -26,7 +27,7 @@ def install(injection: Injection) -> None:
                 at = len(key) // size * size - size
                 if action.task == "token":
                     key.token_ids = key.token_ids[:]
-                    key.token_ids[at] += -1 if key.token_ids[at] else 1
+                    key.token_ids[at] = other_token(key.token_ids[at])
                     what = f"token {at} of its key is another one"
                 else:
                     key.extra_key = "g4debug"

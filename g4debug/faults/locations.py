@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from g4debug.faults.base import Fault, Injection, Install
 from g4debug.hooking import req_kv
-from g4debug.hooking.arguments import argument
+from g4debug.hooking.arguments import of_init_new
 
 if TYPE_CHECKING:
     import torch
@@ -62,7 +62,7 @@ def _install(able: Callable[[Forward], bool], spoil: Spoil, injection: Injection
 
     @injection.after("forward_batch.init_new")
     def after_new(result: Any, *args: Any, **kwargs: Any) -> Any:
-        batch, runner = given(args, kwargs)
+        batch, runner = of_init_new(args, kwargs)
         if getattr(runner, "is_draft_worker", False) or result.out_cache_loc is None:
             return result
         forward = _forward(result, batch, runner)
@@ -86,12 +86,6 @@ def _install(able: Callable[[Forward], bool], spoil: Spoil, injection: Injection
         who = f"token {token.position} of row {token.row}"
         injection.log(f"target {mode}: {who} is written to slot {wrong}, {what}")
         return result
-
-
-def given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-    """``ForwardBatch.init_new(batch, model_runner)``, which may be given the class, too."""
-    own = tuple(a for a in args if not isinstance(a, type))
-    return argument(own, kwargs, 0, "batch"), argument(own, kwargs, 1, "model_runner")
 
 
 def _forward(made: Any, batch: Any, runner: Any) -> Forward:

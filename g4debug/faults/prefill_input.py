@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from g4debug.faults import locations
-from g4debug.faults._spec import CAUGHT_BY, changed, one_of, survivors
+from g4debug.faults._spec import CAUGHT_BY, another, changed, one_of, survivors
 from g4debug.faults.base import Fault, Injection
-from g4debug.faults.verify_input import another
+from g4debug.hooking.arguments import of_init_new
 
 OFF = {"more": 1, "less": -1}
 
@@ -18,7 +17,7 @@ OFF = {"more": 1, "less": -1}
 def install(injection: Injection) -> None:
     @injection.after("forward_batch.init_new")
     def after_new(made: Any, *args: Any, **kwargs: Any) -> Any:
-        batch, runner = locations.given(args, kwargs)
+        batch, runner = of_init_new(args, kwargs)
         counts = made.extend_seq_lens_cpu
         if made.forward_mode.name != "EXTEND" or not counts or len(counts) != len(batch.reqs or ()):
             return made

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from g4debug.faults._spec import survivors
+from g4debug.faults._spec import is_decode, survivors
 from g4debug.faults.base import Fault, Injection
 from g4debug.hooking import req_kv
 
@@ -12,8 +12,7 @@ from g4debug.hooking import req_kv
 def install(injection: Injection) -> None:
     @injection.before("scheduler.run_batch")
     def before_run(scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
-        decodes = batch.forward_mode is not None and batch.forward_mode.is_decode()
-        rows = survivors(batch) if decodes else []
+        rows = survivors(batch) if is_decode(batch) else []
         if not rows or injection.fire() is None:
             return
         request = batch.reqs[injection.random.choice(rows)]

@@ -9,9 +9,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from g4debug.faults._spec import CAUGHT_BY, asks_for, one_of, survivors
+from g4debug.faults._spec import (
+    CAUGHT_BY,
+    another,
+    asks_for,
+    is_decode,
+    one_of,
+    other_token,
+    survivors,
+)
 from g4debug.faults.base import Fault, Injection
-from g4debug.faults.verify_input import another
 
 OLD = 8  # tokens of an answer whose first one no step reads any more
 
@@ -22,13 +29,11 @@ def install(injection: Injection) -> None:
     @injection.before("scheduler.run_batch")
     def before_run_batch(scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
         running[0] = batch
-        decodes = batch.forward_mode is not None and batch.forward_mode.is_decode()
-        rows = survivors(batch) if decodes and asks_for(injection, "past") else []
+        rows = survivors(batch) if is_decode(batch) and asks_for(injection, "past") else []
         rows = [i for i in rows if len(batch.reqs[i].output_ids) >= OLD]
         if rows and injection.fire() is not None:
             _, request, who = one_of(injection, batch, rows)
-            token = request.output_ids[0]
-            request.output_ids[0] = token - 1 if token else 1
+            request.output_ids[0] = other_token(request.output_ids[0])
             injection.log(f"past: {who}: another token at the begin of its answer")
 
     @injection.after("worker.target_forward")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from g4debug.faults._spec import asks_for, survivors
+from g4debug.faults._spec import asks_for, is_decode, survivors
 from g4debug.faults.base import Fault, Injection
 from g4debug.faults.row_foreign_page import running
 from g4debug.hooking import req_kv
@@ -22,8 +22,7 @@ def install(injection: Injection) -> None:
     def before_run(scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
         allocator = batch.token_to_kv_pool_allocator
         mapping = getattr(allocator, "full_to_swa_index_mapping", None)
-        decodes = batch.forward_mode is not None and batch.forward_mode.is_decode()
-        if mapping is None or not decodes:
+        if mapping is None or not is_decode(batch):
             return
         ahead = AHEAD + (batch.seq_lens_cpu is None)
         table = batch.req_to_token_pool.req_to_token

@@ -8,7 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from g4debug.faults._spec import CAUGHT_BY, asks_for, changed, decodes, one_of, put, survivors
+from g4debug.faults._spec import (
+    CAUGHT_BY,
+    another,
+    asks_for,
+    decodes,
+    one_of,
+    put,
+    survivors,
+)
 from g4debug.faults.base import Fault, Injection
 
 if TYPE_CHECKING:
@@ -20,12 +28,6 @@ def exchanged(tensor: torch.Tensor, a: int, b: int, width: int) -> torch.Tensor:
     rows = tensor.clone().view(-1, width)
     rows[[a, b]] = rows[[b, a]]
     return rows.flatten()
-
-
-def another(tensor: torch.Tensor, at: int) -> torch.Tensor:
-    """A copy with another token at one place."""
-    token = int(tensor[at])
-    return changed(tensor, at, token - 1 if token else 1)
 
 
 def install(injection: Injection) -> None:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from g4debug.faults._spec import CAUGHT_BY, asks_for, changed, one_of, put, survivors
+from g4debug.faults._spec import CAUGHT_BY, another, asks_for, changed, one_of, put, survivors
 from g4debug.faults.base import Fault, Injection
-from g4debug.faults.verify_input import another, exchanged
+from g4debug.faults.verify_input import exchanged
 
 
 def install(injection: Injection) -> None:

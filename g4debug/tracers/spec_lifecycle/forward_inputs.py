@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from g4debug.hooking import req_kv, targets
-from g4debug.hooking.arguments import argument
+from g4debug.hooking.arguments import of_init_new
 from g4debug.tracers.base import Context
 from g4debug.tracers.spec_lifecycle.check import (
     Violation,
@@ -180,7 +180,7 @@ class ForwardInputs:
         self._judge_rows("future.inputs", batch)
 
     def before_forward(self, *args: Any, **kwargs: Any) -> None:
-        batch, _ = _given(args, kwargs)
+        batch, _ = of_init_new(args, kwargs)
         self._judge_books(SITE)
         if self._batch is not None:
             self._judge_now(SITE, {ROWS: batch.req_pool_indices, PLACES: batch.out_cache_loc})
@@ -190,7 +190,7 @@ class ForwardInputs:
         if batch is None:
             return made
         self._judge_books(SITE)
-        given, runner = _given(args, kwargs)
+        given, runner = of_init_new(args, kwargs)
         forward = self._forward(batch)
         read = {ROWS: made.req_pool_indices, LENS: made.seq_lens, PLACES: made.out_cache_loc}
         if not getattr(runner, "is_draft_worker", False):
@@ -293,9 +293,3 @@ def _tokens(request: Any, span: tuple[int, int]) -> Sequence[int] | None:
         *request.output_ids[max(0, begin - count) : max(0, end - count)],
     ]
     return found
-
-
-def _given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-    """``ForwardBatch.init_new(batch, model_runner)``, which may be given the class, too."""
-    given = tuple(a for a in args if not isinstance(a, type))
-    return argument(given, kwargs, 0, "batch"), argument(given, kwargs, 1, "model_runner")

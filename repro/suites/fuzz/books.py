@@ -45,7 +45,7 @@ class Books:
             values = {"own": now // 2, "freed": max(0, now - self.page)}
             if others:
                 values["other"] = int(getattr(req_kv.holder(others[0], name), name, now))
-            yield _attribute(holder, name, values, str(request.rid))
+            yield attribute(holder, name, values, f"{name} of {request.rid}", str(request.rid))
         # From 0.5.21 on there is one for each part of a prefix cache.
         evicted = getattr(getattr(request, "kv", None), "component_evicted_seqlens", {})
         for part, now in evicted.items():
@@ -64,7 +64,9 @@ class Books:
         if other is not None:
             values["other"] = other
         holder = req_kv.holder(request, req_kv.ROW)
-        yield _attribute(holder, req_kv.ROW, values, str(request.rid))
+        yield attribute(
+            holder, req_kv.ROW, values, f"{req_kv.ROW} of {request.rid}", str(request.rid)
+        )
 
     def _free_rows(self, **of: Any) -> Iterator[Place]:
         """Both ends of the list of free rows: releases take from another one."""
@@ -146,14 +148,14 @@ def in_tensor(owner: Any, name: str, values: Values) -> Iterator[Place]:
         yield Place(tensor, (n,), values(n), f"{name}[{n}]", put)
 
 
-def _attribute(owner: Any, name: str, values: dict[str, int], rid: str) -> Place:
+def attribute(owner: Any, name: str, values: dict[str, int], words: str, rid: str = "") -> Place:
     """One number that is an attribute."""
 
     def put(changed: torch.Tensor) -> None:
         setattr(owner, name, int(changed[0]))
 
     now = torch.tensor([int(getattr(owner, name))])
-    return Place(now, (0,), values, f"{name} of {rid}", put, rid=rid)
+    return Place(now, (0,), values, words, put, rid=rid)
 
 
 def _key(owner: Any, key: Any, values: dict[str, int], words: str, rid: str) -> Place:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 
 from g4debug.hooking import req_kv, targets
-from suites.fuzz.books import Books, in_tensor, tokens_to
+from suites.fuzz.books import Books, attribute, in_tensor, tokens_to
 from suites.fuzz.corruption import (
     ALLOCATE,
     FORWARD,
@@ -406,12 +406,8 @@ class Strike(Books):
         if not isinstance(now, int):
             return
         values = {"other": now + self.page, "own": max(0, now - self.page), "freed": one[2]}
-
-        def put(changed: torch.Tensor) -> None:
-            setattr(holder, req_kv.PROTECTED, int(changed[0]))
-
         words = f"cache_protected_len of {one[0].rid}"
-        yield Place(torch.tensor([now]), (0,), values, words, put)
+        yield attribute(holder, req_kv.PROTECTED, values, words)
 
     def _alloc(self, returned: Any = None, put: Any = None, **of: Any) -> Iterator[Place]:
         one = self.one()
