@@ -157,6 +157,9 @@ _BOOKS = {
     req_kv.COMMITTED: "kv_committed_len was overwritten since SGLang counted the request's tokens "
     "last, when it prepared its batch or processed its last result. By whom is not known. The next "
     "allocation begins there, and the release gives the prefix cache as many tokens",
+    req_kv.EVICTED: "swa_evicted_seqlen, up to which a request has given back its SWA pages, was "
+    "overwritten: SGLang begins with 0 and never goes below it. By whom is not known. The prefix "
+    "cache is given it next; where that is written in Rust, the server ends with an OverflowError",
 }
 
 
@@ -167,7 +170,7 @@ def _counted(violation: Violation, at: HandOver) -> str:
             "early, or the list was overwritten; which of the two is not known. Each of the two "
             "requests reads and overwrites what the other one wrote into that row"
         )
-    if violation.what in _BOOKS and violation.ends[0]:
+    if violation.what in _BOOKS and (violation.ends[0] or violation.what == req_kv.EVICTED):
         return _BOOKS[violation.what]
     where = "the processing of the verify's result (_resolve_spec_v2_tokens)"
     if at.site == "scheduler.run_batch":

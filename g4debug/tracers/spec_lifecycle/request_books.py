@@ -46,6 +46,7 @@ class RequestBooks:
         self._known: weakref.WeakKeyDictionary[Any, Book] = weakref.WeakKeyDictionary()
         self._holds: dict[int, weakref.ref[Any]] = {}  # row -> the last request that was given it
         self._told: weakref.WeakKeyDictionary[Any, tuple[int, ...]] = weakref.WeakKeyDictionary()
+        self._negative: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         # The requests that were found in order last, by id(), and their numbers: a step asks
         # several times, and nearly always nothing has changed.
         self._right: list[list[int]] = []
@@ -113,7 +114,10 @@ class RequestBooks:
         self._changing += 1
 
     def before_process(self, scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
-        self.judge("scheduler.process_result", batch.reqs or ())
+        site = "scheduler.process_result"
+        self.judge(site, batch.reqs or ())
+        if batch.forward_mode.is_extend():  # its requests go into the prefix cache now
+            self._judge_evicted(site, batch.reqs or ())
         self._changing += 1
 
     def after_process(
@@ -130,7 +134,24 @@ class RequestBooks:
         return result
 
     def before_release(self, request: Any, *args: Any, **kwargs: Any) -> None:
+        self._judge_evicted("cache.release", [request])
         self._known.pop(request, None)
+
+    def _judge_evicted(self, site: str, requests: Sequence[Any]) -> None:
+        """Up to which token SWA pages are given back is never negative, whoever set it.
+
+        The prefix cache in Rust would end the server: "can't convert negative int to unsigned".
+        """
+        if not self._judges():
+            return
+        for i, request in enumerate(requests):
+            now = _least_evicted(request)
+            if now < 0 and now != self._negative.get(request):
+                self._negative[request] = now
+                name = req_kv.EVICTED
+                got = f"{name} = {now}"
+                found = Violation("bookkeeping", f"{name} = 0 or more", got, i, name, now)
+                return self._judge(site, requests, found)
 
     def judge(self, site: str, requests: Sequence[Any]) -> None:
         """The requests of a batch have what they were left with."""
@@ -169,6 +190,14 @@ class RequestBooks:
             )
         self._right = these
         return None
+
+
+def _least_evicted(request: Any) -> int:
+    """As :func:`req_kv.evicted`, of the component that has given back least."""
+    of_parts = getattr(getattr(request, "kv", None), "component_evicted_seqlens", None)
+    if of_parts is not None:
+        return min(of_parts.values(), default=0)
+    return int(getattr(req_kv.holder(request, req_kv.EVICTED), req_kv.EVICTED, 0) or 0)
 
 
 def _retractions(request: Any) -> int:

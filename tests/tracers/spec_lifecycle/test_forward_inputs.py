@@ -77,7 +77,7 @@ def request(rid, row, committed):
 
 
 def mode(name):
-    return SimpleNamespace(name=name)
+    return SimpleNamespace(name=name, is_extend=lambda: name != "DECODE")
 
 
 class Step:
@@ -93,6 +93,7 @@ class Step:
         self.tracer.install()
         pool = SimpleNamespace(req_to_token=torch.zeros(SIZE, 64, dtype=torch.int32))
         self.batch = SimpleNamespace(
+            forward_mode=mode(name),
             reqs=[request("a", 3, 12), request("b", 1, 7)],
             req_pool_indices=torch.tensor([3, 1]),
             seq_lens=torch.tensor([12, 7]),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from test_forward_inputs import Step, request
 
@@ -126,3 +128,38 @@ def test_a_row_that_two_live_requests_have_is_told_when_it_is_given():
         it.prepare(mode="extend")
     assert "req_pool_idx = 3, which request a has, too for request c" in str(e.value)
     assert "the list of free rows had a row that a request still has" in e.value.finding.cause
+
+
+def test_a_negative_length_of_evicted_tokens_is_told_before_a_release_hands_it_on():
+    it = Server()
+    it.step()
+    one = it.batch.reqs[1]
+    one.swa_evicted_seqlen = -64
+    it.process()  # of a decode: nothing reads it
+    with pytest.raises(TrapError) as e:
+        it.at("cache.release", one)
+    found = e.value.finding
+    assert (found.kind, found.location.request) == ("bookkeeping", "b")
+    assert "in release: swa_evicted_seqlen = -64 for request b" in str(e.value)
+    assert "should be 0 or more" in str(e.value)
+    assert "overwritten: SGLang begins with 0" in found.cause
+    it.at("cache.release", one)  # it is told once
+
+
+def test_a_negative_length_of_evicted_tokens_is_told_before_a_prefill_is_cached():
+    it = Server("EXTEND")
+    it.step(mode="extend")
+    it.batch.reqs[1].swa_evicted_seqlen = -64
+    with pytest.raises(TrapError, match="swa_evicted_seqlen = -64 for request b"):
+        it.process()
+
+
+def test_each_component_of_the_prefix_cache_has_a_length_of_evicted_tokens():
+    it = Server()
+    it.step(mode="extend")
+    one = it.batch.reqs[0]
+    one.kv = SimpleNamespace(component_evicted_seqlens={"swa": 64, "other": 0})
+    it.at("cache.release", one)
+    one.kv.component_evicted_seqlens["other"] = -1
+    with pytest.raises(TrapError, match="swa_evicted_seqlen = -1 for request a"):
+        it.at("cache.release", one)
