@@ -52,6 +52,7 @@ def mtp(runs):
     return runs["mtp"]
 
 
+@pytest.mark.once("how a process is forked does not depend on the release")
 def test_a_warm_process_is_what_a_cold_one_is(mtp, runs):
     """When SGLang loads its plugins. ``mtp`` was forked with its imports, ``plain`` was not."""
     warm, cold = mtp[2], runs["plain"][2]

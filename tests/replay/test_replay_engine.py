@@ -106,6 +106,7 @@ def test_a_healthy_server_with_mtp_decides_the_same_in_each_step(
 
 
 @pytest.mark.parametrize("mtp", [True, False], ids=["mtp", "plain"])
+@pytest.mark.once("pages of one token are replayed alike on each release")
 def test_pages_of_one_token(mtp: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As SGLang has them by default, with most attention backends."""
     record = recorded(tmp_path, mtp, 16, {"attention_backend": "triton", "page_size": 1})
@@ -455,6 +456,7 @@ def test_variables_by_which_the_host_decides_are_those_of_the_server(
     assert result["equal"] == result["steps"] == record.tape.steps > 30
 
 
+@pytest.mark.once("a tape begins anew alike on each release")
 def test_a_server_that_had_a_grammar_is_replayed_from_where_its_tape_begins_anew(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
