@@ -148,3 +148,11 @@ def evicted(request: Any) -> int:
     if hasattr(record, "component_evicted_seqlens"):  # from 0.5.21 on, for each kind of layer
         return int(getattr(record, MOST_EVICTED))
     return int(holder(request, "swa_evicted_seqlen").swa_evicted_seqlen)
+
+
+def least_evicted(request: Any) -> int:
+    """As :func:`evicted`, of the kind of layer that has given back least; 0 if it is not known."""
+    record: Any = getattr(request, "kv", None)
+    if hasattr(record, "component_evicted_seqlens"):
+        return min(record.component_evicted_seqlens.values(), default=0)
+    return int(getattr(holder(request, EVICTED), EVICTED, 0) or 0)

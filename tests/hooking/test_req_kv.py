@@ -70,3 +70,13 @@ def test_from_0_5_21_on_the_evictions_are_by_component():
     with pytest.raises(AttributeError):
         list(req_kv.of_step([a, b]))
     assert req_kv.columns([a, b]) == [[3, None], [10, None], [16, None], [4, None]]
+
+
+def test_of_several_components_the_one_that_has_given_back_least():
+    a, old = new(3, 10, 16), SimpleNamespace(swa_evicted_seqlen=-4)
+    a.kv.component_evicted_seqlens = {"swa": 4, "other": -7}
+    assert req_kv.least_evicted(a) == -7
+    a.kv.component_evicted_seqlens = {}
+    assert req_kv.least_evicted(a) == 0
+    assert req_kv.least_evicted(old) == -4
+    assert req_kv.least_evicted(SimpleNamespace()) == 0

@@ -105,8 +105,8 @@ def test_a_healthy_server_with_mtp_decides_the_same_in_each_step(
     assert result["pages_compared"] >= 1
 
 
-@pytest.mark.parametrize("mtp", [True, False], ids=["mtp", "plain"])
 @pytest.mark.once("pages of one token are replayed alike on each release")
+@pytest.mark.parametrize("mtp", [True, False], ids=["mtp", "plain"])
 def test_pages_of_one_token(mtp: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As SGLang has them by default, with most attention backends."""
     record = recorded(tmp_path, mtp, 16, {"attention_backend": "triton", "page_size": 1})

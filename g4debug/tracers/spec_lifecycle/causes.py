@@ -170,7 +170,7 @@ def _counted(violation: Violation, at: HandOver) -> str:
             "early, or the list was overwritten; which of the two is not known. Each of the two "
             "requests reads and overwrites what the other one wrote into that row"
         )
-    if violation.what in _BOOKS and (violation.ends[0] or violation.what == req_kv.EVICTED):
+    if violation.what in _BOOKS and violation.ends[0]:
         return _BOOKS[violation.what]
     where = "the processing of the verify's result (_resolve_spec_v2_tokens)"
     if at.site == "scheduler.run_batch":

@@ -81,8 +81,7 @@ def _explain(record: FindingKind, violation: Violation) -> tuple[str, str]:
         return f"fix {shard.ID}; ", f"G4DEBUG_FIX_DRAFT_EMBEDDING_SHARD=1 {LAUNCH}"
     if kind == "draft-pool":
         return f"fix {hybrid.ID}; ", record.command
-    elsewhere = (req_kv.ROW, req_kv.EVICTED)
-    if kind == "bookkeeping" and violation.what not in elsewhere and not violation.ends[0]:
+    if kind == "bookkeeping" and violation.what != req_kv.ROW and not violation.ends[0]:
         return DOUBLE, record.command
     if kind == "draft-places" and not targets.clears_draft_places():
         return "sglang #29616 (in 0.5.15.post1); ", record.command

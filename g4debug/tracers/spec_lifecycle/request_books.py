@@ -46,6 +46,7 @@ class RequestBooks:
         self._known: weakref.WeakKeyDictionary[Any, Book] = weakref.WeakKeyDictionary()
         self._holds: dict[int, weakref.ref[Any]] = {}  # row -> the last request that was given it
         self._told: weakref.WeakKeyDictionary[Any, tuple[int, ...]] = weakref.WeakKeyDictionary()
+        # What was told of a request's evicted tokens, which nobody follows.
         self._negative: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         # The requests that were found in order last, by id(), and their numbers: a step asks
         # several times, and nearly always nothing has changed.
@@ -145,12 +146,12 @@ class RequestBooks:
         if not self._judges():
             return
         for i, request in enumerate(requests):
-            now = _least_evicted(request)
+            now = req_kv.least_evicted(request)
             if now < 0 and now != self._negative.get(request):
                 self._negative[request] = now
                 name = req_kv.EVICTED
-                got = f"{name} = {now}"
-                found = Violation("bookkeeping", f"{name} = 0 or more", got, i, name, now)
+                want, got = f"{name} = 0 or more", f"{name} = {now}"
+                found = Violation("bookkeeping", want, got, i, name, now, ends=(SINCE, ""))
                 return self._judge(site, requests, found)
 
     def judge(self, site: str, requests: Sequence[Any]) -> None:
@@ -190,14 +191,6 @@ class RequestBooks:
             )
         self._right = these
         return None
-
-
-def _least_evicted(request: Any) -> int:
-    """As :func:`req_kv.evicted`, of the component that has given back least."""
-    of_parts = getattr(getattr(request, "kv", None), "component_evicted_seqlens", None)
-    if of_parts is not None:
-        return min(of_parts.values(), default=0)
-    return int(getattr(req_kv.holder(request, req_kv.EVICTED), req_kv.EVICTED, 0) or 0)
 
 
 def _retractions(request: Any) -> int:
