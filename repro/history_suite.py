@@ -10,7 +10,9 @@ Each natural case also runs on every release that there is an environment for, w
 says which release has which bug.
 
 With ``--replay`` it runs no cell. For each case it replays a dump of the run with the bug, on a
-CPU, and says in how many the same came again: docs/history/replays.jsonl.
+CPU, and says in how many the same came again: docs/history/replays.jsonl. Dumps from a GPU are made
+there with ``--record``, and replayed elsewhere with ``--replay --device cuda``, from the same
+FOLDER.
 
 With ``--model`` another model than Gemma-4 is served, in the cases that it can have.
 
@@ -204,18 +206,38 @@ def known_replays() -> list[Replay]:
     return replays.from_text(page.REPLAYS.read_text()) if page.REPLAYS.is_file() else []
 
 
+def record_all(
+    chosen: Mapping[str, Case], seeds: int, jobs: int, folder: Path, console: Console
+) -> int:
+    """Keep the run of each case with its bug, on a GPU. Returns the exit code."""
+    folder = folder / "replays"
+    folder.mkdir(parents=True, exist_ok=True)
+    # Seed by seed: the first one of each case compiles kernels for those that come later.
+    work = [(name, seed) for seed in range(seeds) for name in chosen]
+    lost = 0
+    with ThreadPoolExecutor(jobs) as pool:
+        waiting = {pool.submit(replays.recorded, *of, folder, CUDA): of for of in work}
+        for future in as_completed(waiting):
+            (name, seed), ran = waiting[future], future.result()
+            kept = ran is not None and replays.dump_of(folder / ran.id) is not None
+            lost += not kept
+            what = f"{ran.ended}, {ran.grade}. {ran.said}" if ran else "g4debug refuses this SGLang"
+            render.say(console, f"{name}, seed {seed}: {'' if kept else 'NO DUMP. '}{what}", hang=4)
+    return 1 if lost else 0
+
+
 def replay_all(
-    chosen: Mapping[str, Case], seeds: int, folder: Path, console: Console
+    chosen: Mapping[str, Case], seeds: int, folder: Path, console: Console, device: str
 ) -> list[Replay]:
     """The replays of these cases, one at a time, and the known ones of all others."""
-    found = {(r.case, r.seed): r for r in known_replays()}
+    found = {(r.case, r.device, r.seed): r for r in known_replays()}
     folder = folder / "replays"
     folder.mkdir(parents=True, exist_ok=True)
     for name, case in chosen.items():
-        for seed in range(seeds if not case.gpu else 0):
-            new = replays.run(name, seed, folder)
+        for seed in range(0 if case.gpu and device == CPU else seeds):
+            new = replays.run(name, seed, folder, device)
             if new is not None:
-                found[name, seed] = new
+                found[name, device, seed] = new
                 render.say(console, f"{name}, seed {seed}: {new.word}. {new.said}", hang=4)
             else:
                 render.say(console, f"{name}, seed {seed}: there is no run to replay")
@@ -276,6 +298,8 @@ def main() -> int:
                         ".venv-RELEASE")  # fmt: skip
     parser.add_argument("--replay", action="store_true",
                         help="replay a dump of each case, in place of the cells")  # fmt: skip
+    parser.add_argument("--record", action="store_true",
+                        help="on a GPU, keep a dump of each case for a later --replay")  # fmt: skip
     parser.add_argument("--published", action="store_true",
                         help="go on from the results in docs/history/cells.jsonl")  # fmt: skip
     parser.add_argument("--write", action="store_true",
@@ -299,13 +323,17 @@ def main() -> int:
         print("\n".join(table.releases(chosen)))
         return 0
     PYTHONS.update(args.python)
-    if args.device == CUDA:
+    if args.record and (args.replay or args.device != CUDA):
+        parser.error("--record: expected --device cuda, and no --replay with it")
+    if args.device == CUDA and not args.replay:
         try:
             gpu.names()
         except RuntimeError as e:
             parser.error(str(e))
     folder = args.results or Path(tempfile.mkdtemp(prefix="g4debug-history-"))
     folder.mkdir(parents=True, exist_ok=True)
+    if args.record:
+        return record_all(chosen, args.seeds, args.jobs, folder, console)
     first, rest = tasks({} if args.replay else chosen, args.tool or list(TOOLS), args.seeds,
                         args.device, args.model)  # fmt: skip
     lost = missing({t.case: known[t.case] for t in first}) if args.device == CPU else {}
@@ -318,7 +346,11 @@ def main() -> int:
         here[1].extend(across_tasks(chosen, args.tool or list(TOOLS), args.seeds))
     on_page = from_text(page.CELLS.read_text()) if page.CELLS.is_file() else {}
     published = on_page if args.published or args.replay else {}
-    replayed = replay_all(chosen, args.seeds, folder, console) if args.replay else known_replays()
+    replayed = (
+        replay_all(chosen, args.seeds, folder, console, args.device)
+        if args.replay
+        else known_replays()
+    )
     found = run_all(here, args.jobs, folder, console, published)
     spoiled = [c for c in found if c.ended == SPOILED]
     cells = {c.id: c for c in found if c.ended != SPOILED}

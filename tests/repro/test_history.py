@@ -1079,6 +1079,9 @@ def test_the_entry_of_a_case(suite, known):
     assert replays.words(case, same) == "reproduced 2/2, 5 of 41 requests, 10 s"
     other = replay(suite, "locked-prefix", "states differ", 2, seconds=4.0)
     assert replays.words(case, [*same, other]).startswith("reproduced 2/3, 5 of 41")
+    there = replay(suite, "locked-prefix", "reproduced", seconds=30.0, device="cuda")
+    assert replays.words(case, [there]) == "from a GPU: reproduced 1/1, 30 s"
+    assert replays.words(case, [there, *same]).endswith("10 s; from a GPU: reproduced 1/1, 30 s")
 
 
 def test_who_calls_a_guilty_host_innocent_is_told(suite, known):
@@ -1118,6 +1121,70 @@ def test_the_dump_of_the_first_finding_is_replayed(suite, tmp_path):
     assert replays.dump_of(tmp_path) == dumps / "b.pt"
     (dumps / "b.pt").unlink()
     assert replays.dump_of(tmp_path) == dumps / "a.pt"
+
+
+def test_a_run_on_a_gpu_is_replayed_if_it_was_kept(suite, tmp_path, monkeypatch):
+    replays, cell = suite("replays"), suite("cell")
+    assert replays.run("page-0-freed", 1, tmp_path, "cuda") is None
+    refused = cell.Cell("page-0-freed", "buggy", "g4debug", 1, grade="n/a", device="cuda")
+    ran = cell.Cell("page-0-freed", "buggy", "g4debug-best", 1, device="cuda")
+    for one in (refused, ran):
+        cell.keep(one, tmp_path)
+    assert replays.run("page-0-freed", 1, tmp_path, "cuda") is None  # it left no dump
+    tape = tmp_path / ran.id / "tape.pt"
+    tape.parent.mkdir()
+    tape.touch()
+    asked = []
+
+    def command(dump, *args):
+        asked.append(dump)
+        return {**told("reproduced: 9 of 9 steps are equal, and nothing was found"),
+                "more": [], "equal": 9, "steps": 9, "requests": 2}  # fmt: skip
+
+    monkeypatch.setattr(replays, "replay", command)
+    found = replays.run("page-0-freed", 1, tmp_path, "cuda")
+    assert (found.device, found.tool, found.word) == ("cuda", "g4debug-best", "innocent")
+    assert replays.run("page-0-freed", 1, tmp_path, "cuda") == found
+    assert asked == [tape]
+    assert replays.from_text(replays.as_text([found])) == [found]
+
+
+@pytest.mark.parametrize("more", [(), ("--device", "cuda", "--replay")])
+def test_recording_is_for_a_gpu(runner, monkeypatch, capsys, more):
+    monkeypatch.setattr(sys, "argv", ["history_suite.py", "--record", *more])
+    with pytest.raises(SystemExit) as ended:
+        runner.main()
+    assert ended.value.code == 2
+    assert "--record: expected --device cuda, and no --replay with it" in capsys.readouterr().err
+
+
+def test_what_a_gpu_recorded_is_told_with_what_left_no_dump(
+    runner, suite, known, tmp_path, monkeypatch, capsys
+):
+    cell = suite("cell")
+
+    def recorded(name, seed, folder, device):
+        if name == "lost-key":
+            return None
+        ran = cell.Cell(
+            name, "buggy", "g4debug", seed, "alarm", said="page 7", ended="died", device=device
+        )
+        if seed == 0:
+            (folder / ran.id).mkdir()
+            (folder / ran.id / "tape.pt").touch()
+        return ran
+
+    monkeypatch.setattr(runner.replays, "recorded", recorded)
+    monkeypatch.setattr(runner.gpu, "names", lambda: ["NVIDIA H100"])
+    monkeypatch.setattr(sys, "argv", [
+        "history_suite.py", "--record", "--device", "cuda", "--case", "lost-key", "pp-proxy",
+        "--seeds", "2", "--results", str(tmp_path),
+    ])  # fmt: skip
+    assert runner.main() == 1
+    out = capsys.readouterr().out
+    assert out.count("NO DUMP") == 3
+    assert out.count("lost-key, seed 1: NO DUMP. g4debug refuses this SGLang") == 1
+    assert "pp-proxy, seed 0: died, alarm. page 7" in out
 
 
 def test_the_replay_has_the_same_sglang_with_a_bug_that_was_put_back(suite, tmp_path):

@@ -1,7 +1,8 @@
 """Replays a dump of each case's run with the bug: in how many does the same come again?
 
 g4debug keeps a tape in each dump, and where it finds nothing, the run's tape is asked for at its
-end. ``g4debug replay`` then gets the dump, and nothing else of the run.
+end. ``g4debug replay`` then gets the dump, and nothing else of the run. It needs the CPU engine, so
+runs on a GPU are kept there (``recorded``) and replayed elsewhere.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,7 +21,7 @@ from harness.replays import NoResult, replay
 from g4debug.dumps import reading
 from suites.history import cell as cells
 from suites.history import grades
-from suites.history.case import Case
+from suites.history.case import CPU, CUDA, Case
 from suites.history.cases import case_of
 from suites.history.cell import BUGGY, NO_ALARM, SPOILED, Cell
 from suites.history.plugin import FOLDER, PUT_BACK, TRUTH
@@ -43,7 +44,7 @@ class Replay:
 
     equal: steps that were equal, of ``steps``. kept: requests that are enough, of ``requests``; 0
     if that was not tried. seconds: of the whole command, with SGLang's start and shrinking. truth:
-    the ground truth was there, as in the run.
+    the ground truth was there, as in the run. device: where the run was, "cpu" or "cuda".
     """
 
     case: str
@@ -57,36 +58,48 @@ class Replay:
     kept: int = 0
     seconds: float = 0.0
     truth: bool = True
+    device: str = CPU
 
 
-def run(case: str, seed: int, folder: Path) -> Replay | None:
+def run(case: str, seed: int, folder: Path, device: str = CPU) -> Replay | None:
     """Replay the run of a case with its bug. None: there was no run, or it proves nothing.
 
-    folder: keeps the runs and the results; a run that is there is not run again.
+    folder: keeps the runs and the results; a run that is there is not run again. One on a GPU has
+    to be there.
     """
-    kept = folder / f"{case}.{seed}.replay"
+    kept = folder / f"{Cell(case, BUGGY, 'any', seed, device=device).id}.replay"
     if kept.is_file():
         return Replay(**json.loads(kept.read_text()))
+    ran = recorded(case, seed, folder, device) if device == CPU else _there(case, seed, folder)
+    dump = dump_of(folder / ran.id) if ran is not None else None
+    if ran is None or dump is None:
+        return None
+    found = _replay(ran, dump, folder / ran.id)
+    kept.write_text(json.dumps(asdict(found)))
+    return found
+
+
+def recorded(case: str, seed: int, folder: Path, device: str) -> Cell | None:
+    """The run of a case with its bug, under the first of ``TOOLS`` that SGLang's release takes.
+
+    None if it takes none of them. A run that is in ``folder`` is not run again.
+    """
     for tool in TOOLS:
-        ran = _ran(Cell(case, BUGGY, tool, seed), folder)
-        if ran.grade == grades.NA:
-            continue
-        dump = dump_of(folder / ran.id)
-        if dump is None:
-            return None
-        found = _replay(ran, dump, folder / ran.id)
-        kept.write_text(json.dumps(asdict(found)))
-        return found
+        blank = Cell(case, BUGGY, tool, seed, device=device)
+        ran = cells.kept(blank.id, folder)
+        if ran is None:
+            ran = cells.run(blank, folder, {})
+            if ran.ended != SPOILED and ran.said != cells.ABSENT:
+                cells.keep(ran, folder)
+        if ran.grade != grades.NA:
+            return ran
     return None
 
 
-def _ran(blank: Cell, folder: Path) -> Cell:
-    there = cells.kept(blank.id, folder)
-    if there is None:
-        there = cells.run(blank, folder, {})
-        if there.ended != SPOILED and there.said != cells.ABSENT:
-            cells.keep(there, folder)
-    return there
+def _there(case: str, seed: int, folder: Path) -> Cell | None:
+    """The run that ``recorded`` left on a machine with a GPU."""
+    known = (cells.kept(Cell(case, BUGGY, t, seed, device=CUDA).id, folder) for t in TOOLS)
+    return next((ran for ran in known if ran and ran.grade != grades.NA), None)
 
 
 def dump_of(cell: Path) -> Path | None:
@@ -126,6 +139,7 @@ def _replay(ran: Cell, dump: Path, folder: Path) -> Replay:
         told["requests"],
         len(shrunk.get("kept", ())),
         round(time.monotonic() - begin, 1),
+        device=ran.device,
     )
 
 
@@ -140,7 +154,7 @@ def environment(ran: Cell, folder: Path) -> dict[str, str]:
     """SGLang is as it was in the run: with the ground truth, which an exception may have come
     through, and with a bug that the suite puts back."""
     mine = {k: v for k, v in os.environ.items() if not k.startswith(("G4DEBUG_", "SGLANG_"))}
-    given = cells.environment(ran, folder)
+    given = cells.environment(replace(ran, device=CPU), folder)
     counts = folder / "replayed"
     counts.mkdir(parents=True, exist_ok=True)
     path = [str(folder / "plugin"), str(cells.REPRO), str(cells.ROOT)]
@@ -171,9 +185,15 @@ def word_of(told: Mapping[str, Any], asked: bool) -> str:
 
 
 def words(case: Case, found: Sequence[Replay]) -> str:
-    """The entry of a case in the table."""
+    """The entry of a case in the table: of its runs on a CPU, and of those on a GPU."""
+    parts = [_words(case, [r for r in found if r.device == device]) for device in (CPU, CUDA)]
+    parts[1] = f"from a GPU: {parts[1]}" if parts[1] else ""
+    return "; ".join(filter(None, parts)) or NOT_RUN
+
+
+def _words(case: Case, found: Sequence[Replay]) -> str:
     if not found:
-        return NOT_RUN
+        return ""
     tally = [r.word for r in found]
     word = max(dict.fromkeys(tally), key=tally.count)
     false = sum(w == INNOCENT for w in tally) if not case.innocent else 0
@@ -194,7 +214,7 @@ def good(found: Iterable[Replay]) -> bool:
 
 def as_text(found: Iterable[Replay]) -> str:
     """One in a line, as JSON."""
-    ordered = sorted(found, key=lambda r: (r.case, r.seed))
+    ordered = sorted(found, key=lambda r: (r.case, r.device, r.seed))
     return "".join(f"{json.dumps(asdict(r))}\n" for r in ordered)
 
 
