@@ -816,10 +816,13 @@ def test_the_gpus_take_turns_and_two_ranks_see_both(suite, known, monkeypatch, t
     gpu.names.cache_clear()
     assert gpu.names() == ["one", "two"]
     case = known["lost-key"]
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     seen = [gpu.environment(case, case.buggy)["CUDA_VISIBLE_DEVICES"] for _ in range(4)]
     assert seen in (["0", "1", "0", "1"], ["1", "0", "1", "0"])
     ranks = known["draft-embedding-shard"]
     assert "CUDA_VISIBLE_DEVICES" not in gpu.environment(ranks, ranks.buggy)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")  # another program has the others
+    assert gpu.environment(case, case.buggy) == {"CUDA_VISIBLE_DEVICES": "5"}
     gpu.names.cache_clear()
 
 

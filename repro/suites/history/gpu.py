@@ -7,6 +7,7 @@ call again.
 from __future__ import annotations
 
 import itertools
+import os
 import subprocess
 import threading
 from functools import cache
@@ -19,6 +20,7 @@ from suites.history.case import Arm, Case
 
 # The suite's first release in which trtllm_mha computes prompts on an sm90 GPU, too.
 PREFILL_ON_SM90 = Version("0.5.23")
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 PATIENCE = 2.5  # times as long as on a CPU: kernels are compiled at their first use
 _turn = itertools.count()
 _lock = threading.Lock()
@@ -63,10 +65,19 @@ def names() -> list[str]:
 
 
 def environment(case: Case, side: Arm) -> dict[str, str]:
-    """The GPU of a cell: they take turns. An engine on several GPUs sees all of them."""
+    """The GPU of a cell: they take turns. An engine on several GPUs sees all of them.
+
+    All of those that the suite itself may see.
+    """
     wanted = int({**case.engine, **side.engine}.get("tp_size", 1))
     if wanted > 1:
         # Other cells have memory on one of the GPUs, and less on the other.
         return {"SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK": "0"}
     with _lock:
-        return {"CUDA_VISIBLE_DEVICES": str(next(_turn) % len(names()))}
+        return {VISIBLE: visible()[next(_turn) % len(visible())]}
+
+
+def visible() -> list[str]:
+    """The GPUs that this process may see, as ``CUDA_VISIBLE_DEVICES`` names them."""
+    given = os.environ.get(VISIBLE, "")
+    return given.split(",") if given else [str(n) for n in range(len(names()))]

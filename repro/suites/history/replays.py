@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from harness.replays import NoResult, replay
+from harness.tracers import on_one_rank
 
 from g4debug.dumps import reading
 from suites.history import cell as cells
@@ -27,6 +28,7 @@ from suites.history.cell import BUGGY, NO_ALARM, SPOILED, Cell
 from suites.history.plugin import FOLDER, PUT_BACK, TRUTH
 
 TOOLS: Final = ("g4debug", "g4debug-best")  # the second one where the first one refuses
+HELD_BACK: Final = ("core",)  # of a case that needs a GPU: other tracers would make SGLang wait
 TAPE: Final = "tape.pt"  # in a cell's folder: its tape, if it ended without a finding
 SECONDS: Final = 300  # for the replay, and for shrinking
 REPRODUCED: Final = "reproduced"
@@ -80,11 +82,11 @@ def run(case: str, seed: int, folder: Path, device: str = CPU) -> Replay | None:
 
 
 def recorded(case: str, seed: int, folder: Path, device: str) -> Cell | None:
-    """The run of a case with its bug, under the first of ``TOOLS`` that SGLang's release takes.
+    """The run of a case with its bug, under the first of its tools that SGLang's release takes.
 
     None if it takes none of them. A run that is in ``folder`` is not run again.
     """
-    for tool in TOOLS:
+    for tool in _tools(case):
         blank = Cell(case, BUGGY, tool, seed, device=device)
         ran = cells.kept(blank.id, folder)
         if ran is None:
@@ -96,10 +98,15 @@ def recorded(case: str, seed: int, folder: Path, device: str) -> Cell | None:
     return None
 
 
+def _tools(case: str) -> tuple[str, ...]:
+    return HELD_BACK if case_of(case).gpu else TOOLS
+
+
 def _there(case: str, seed: int, folder: Path) -> Cell | None:
     """The run that ``recorded`` left on a machine with a GPU."""
-    known = (cells.kept(Cell(case, BUGGY, t, seed, device=CUDA).id, folder) for t in TOOLS)
-    return next((ran for ran in known if ran and ran.grade != grades.NA), None)
+    known = (cells.kept(Cell(case, BUGGY, t, seed, device=CUDA).id, folder) for t in _tools(case))
+    proves = (r for r in known if r and r.grade != grades.NA and (r.triggered or r.tool in TOOLS))
+    return next(proves, None)
 
 
 def dump_of(cell: Path) -> Path | None:
@@ -122,6 +129,8 @@ def _replay(ran: Cell, dump: Path, folder: Path) -> Replay:
     """With all that is computed only if it is needed: pages alone are faster, and shrink faster."""
     asked = dump.name == TAPE
     more = () if asked else ("--pages-only", "--shrink", str(folder / "small.pt"))
+    if ran.tool in HELD_BACK:  # nobody looked there, so all look here
+        more = (*more, "--trace", ",".join(on_one_rank()))
     begin = time.monotonic()
     told = _command(ran, dump, folder, more)
     if not asked and not told["text"].startswith(REPRODUCED):
