@@ -280,6 +280,11 @@ def _environ(record: TrapRecord, on: Tape, notes: list[str]) -> dict[str, str]:
     faults = record.environment.get("G4DEBUG_FAULTS", "")
     if faults and faults != HIDDEN and faults.isprintable():
         found["G4DEBUG_FAULTS"] = faults
+    elif record.faults:
+        notes.append(
+            "the faults that were injected there are not injected here, because the dump does not "
+            "show G4DEBUG_FAULTS"
+        )
     if place_of(record.finding) is Place.STANDS:
         found["G4DEBUG_HANG_SECONDS"] = "2"  # nobody waits for 20 s if it stands again
     for name in ("G4DEBUG_LEAK_STEPS", "G4DEBUG_STARVED_STEPS"):

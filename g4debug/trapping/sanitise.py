@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from g4debug import discovery
 from g4debug.findings.record import Plain
 
 SET, DEFAULT = "set", "default"  # in place of a value that is not shown
@@ -119,10 +120,18 @@ def arguments(args: Any) -> tuple[dict[str, Plain], dict[str, Plain]]:
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that matter for a GPU server, by name; SET in place of a hidden value."""
     return {
-        name: SET if _SECRET.search(name) or _tells(value, name) else _nowhere(value)
+        name: SET if _SECRET.search(name) or _tells(_known(name, value), name) else _nowhere(value)
         for name, value in sorted(environ.items())
         if name.startswith(VARIABLES) or name in ALSO
     }
+
+
+def _known(name: str, value: str) -> str:
+    """``value`` without the names of faults, some of which are of tokens and keys."""
+    if name != "G4DEBUG_FAULTS":
+        return value
+    names = "|".join(map(re.escape, discovery.names("fault")))
+    return re.sub(rf"(?:^|(?<=;))\s*(?:{names})\s*=", "fault=", value)
 
 
 def model(path: str) -> str:

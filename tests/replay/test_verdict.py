@@ -451,6 +451,13 @@ def test_what_is_started() -> None:
     assert int(size * ratio) // 16 * 16 == 320
 
 
+def test_faults_that_the_dump_does_not_show_are_told() -> None:
+    """Until 1.0 a dump did not show those with "token" in their names."""
+    made = started(having(environment={"G4DEBUG_FAULTS": "set"}, faults=("token-oob #1",)))
+    assert "G4DEBUG_FAULTS" not in made.environ
+    assert any(note.startswith("the faults that were injected there are") for note in made.notes)
+
+
 def test_a_server_that_hung_is_given_less_time_to_hang() -> None:
     hung = finding(check="flight-recorder", kind="hang")
     environ = started(having(finding=hung)).environ

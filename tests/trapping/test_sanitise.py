@@ -8,6 +8,7 @@ import json
 
 import pytest
 
+from g4debug import discovery
 from g4debug.trapping import sanitise
 from g4debug.trapping.sanitise import DEFAULT, SET, arguments, environment, model
 
@@ -190,6 +191,18 @@ def test_what_helps_of_the_environment_is_told():
         "G4DEBUG_MODE": "log",
     }
     assert environment({**told, "PATH": "/bin"}) == told
+
+
+@pytest.mark.parametrize("fault", discovery.names("fault"))
+def test_no_fault_s_name_is_a_secret(fault):
+    """A replay injects the dump's faults again, so it has to know them."""
+    told = {"G4DEBUG_FAULTS": f"seed=7;page-oob=5%3*on; {fault} = 1*on@mode=decode"}
+    assert environment(told) == told
+
+
+def test_what_is_no_fault_in_their_variable_stays_a_secret():
+    for value in ("token=abc", "my-token-oob=abc", "page-oob=on;hf_token=abc", "token-oob=key=abc"):
+        assert environment({"G4DEBUG_FAULTS": value}) == {"G4DEBUG_FAULTS": SET}, value
 
 
 def test_a_home_folder_names_nobody():
