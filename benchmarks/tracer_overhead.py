@@ -32,7 +32,8 @@ the other figures can be trusted.
 not in the next. Two processes that run the same code can differ by a tenth for as long as they
 live; here there is only one. Each turn begins with an empty prefix cache. The guards that are part
 of a CUDA graph run in every turn, so what they take of the GPU's time is not in these figures. With
-overlap scheduling it refuses: there those guards compare with a copy that a hook makes.
+overlap scheduling it refuses them: there those guards compare with a copy that a hook makes. The
+flight recorder (recorder) has none; tape switches its tape alone.
 
 --contexts sends, in place of that load, one request at a time with prompts of so many tokens each
 (500,8000,32000), and the table has a line for each: on triton, the lists that page-table checks are
@@ -88,6 +89,7 @@ COMPARED = {
     "tape": ("no-tape", "the tape, over the flight recorder alone"),
     "armed-triton": ("triton", "five tracers armed, on triton"),
 }
+NO_GUARDS = ("recorder", "tape")  # variants with nothing in a CUDA graph
 BASES = {
     "off": "debugging off",
     "no-tape": "flight recorder alone, without its tape",
@@ -162,7 +164,8 @@ def measure(args: argparse.Namespace, folder: Path) -> int:
 
 def said_at_end(server: Gated, rounds: int) -> dict[str, Any]:
     facts = server.facts()
-    return {"rounds": rounds, **{n: facts[n] for n in ("steps", "nodes", "sites", "tracers")}}
+    told = ("steps", "tape_steps", "nodes", "sites", "tracers")
+    return {"rounds": rounds, **{n: facts[n] for n in told}}
 
 
 AWAKE_AGAIN = 8  # requests that are not written down, after a server has slept
@@ -228,7 +231,8 @@ def measure_switched(args: argparse.Namespace, folder: Path) -> int:
     base = COMPARED[args.switch][0]
     shared = tracers.engine(args.device, args.contexts, model=args.model)
     variant = under_load([args.switch], shared)[args.switch]
-    environment = {**variant.environment, gate.SWITCH: "1"}
+    what = gate.TAPE if args.switch == gate.TAPE else gate.TRACERS
+    environment = {**variant.environment, gate.SWITCH: what}
     turn = loaded(args, args.quick).turn()
     number, longest = args.first_round, 0.0
     server = Gated(args.switch, replace(variant, environment=environment), args.device, folder)
@@ -236,7 +240,11 @@ def measure_switched(args: argparse.Namespace, folder: Path) -> int:
         device = server.start()["device"]
         facts = server.facts()
         check(args.switch, facts)
-        if facts["overlap"] and args.device == "cuda":
+        if not facts["switched"]:
+            raise SystemExit(
+                f"--switch {args.switch}: that server has nothing that can be switched"
+            )
+        if facts["overlap"] and args.device == "cuda" and args.switch not in NO_GUARDS:
             raise SystemExit("--switch needs a server without overlap scheduling; use --together")
         for _ in range(2):  # one turn each way that is not written down
             ask(server, turn, 0)
@@ -354,7 +362,8 @@ def main() -> int:
     parser.add_argument(
         "--together", type=int, metavar="COPIES", help="servers of each variant, all at once"
     )
-    armed = [n for n in COMPARED if n.startswith(("armed", "recorder")) or n.endswith("-alone")]
+    can = ("armed", "recorder", "tape")
+    armed = [n for n in COMPARED if n.startswith(can) or n.endswith("-alone")]
     parser.add_argument("--switch", choices=armed, metavar="VARIANT", help=", ".join(armed))
     parser.add_argument(
         "--model", choices=models.GEOMETRIES, default="E4B", help="on a GPU (default: E4B)"

@@ -8,11 +8,12 @@ first that comes waits, and it alone answers.
 On SIGUSR2 the scheduler writes into a file how many forwards it has run, how many nodes its prefix
 cache has, and which tracers g4debug has armed in it. The plugin hooks nothing.
 
-With the variable SWITCH, SIGUSR1 takes g4debug's tracers out of the way, and the next one puts them
-back: SGLang's functions then lead past their hooks. So one process is measured with tracers and
-without. Kernels of ours that are part of a CUDA graph stay in it. Meanwhile the ledger sees no page
-handed out, so they are told not to believe it, as if it had been given up. Whoever switches must
-empty SGLang's prefix cache first: then no page is held, by SGLang and by the ledger.
+With the variable SWITCH, SIGUSR1 takes g4debug's tracers out of the way, or the tape alone, and the
+next one puts them back: SGLang's functions then lead past their hooks. So one process is measured
+with tracers and without. Kernels of ours that are part of a CUDA graph stay in it. Meanwhile the
+ledger sees no page handed out, so they are told not to believe it, as if it had been given up.
+Whoever switches must empty SGLang's prefix cache first: then no page is held, by SGLang and by the
+ledger.
 """
 
 from __future__ import annotations
@@ -20,14 +21,18 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 VARIABLE = "BENCHMARK_GATE"  # the beginning of the names of the files
-SWITCH = "BENCHMARK_SWITCH"  # 1: the tracers can be switched off and on
+SWITCH = "BENCHMARK_SWITCH"  # what can be switched off and on: TRACERS or TAPE
+TRACERS, TAPE = "tracers", "tape"
+OF_TAPE = ("Taping", "RequestEvents")  # G4DEBUG_TAPE=0 leaves out both
 armed = True
 ledgers: list[Any] = []
+sites: list[str] = []  # where something can be switched
 
 
 def register() -> None:
@@ -38,8 +43,8 @@ def register() -> None:
     if not gate or plugin.role() != "scheduler":
         return
     signal.signal(signal.SIGUSR2, lambda number, frame: _write(Path(f"{gate}.facts"), frame))
-    if os.environ.get(SWITCH) == "1":
-        make_switchable()
+    if os.environ.get(SWITCH):
+        make_switchable(of_the_tape if os.environ[SWITCH] == TAPE else of_a_tracer)
         signal.signal(signal.SIGUSR1, lambda number, frame: _switch(Path(f"{gate}.switched")))
     try:
         Path(f"{gate}.claimed").touch(exist_ok=False)
@@ -52,13 +57,29 @@ def register() -> None:
         pipe.read()
 
 
-def make_switchable() -> None:
-    """From now on a site leads past the tracers while they are switched off, but not past fixes.
+def of_a_tracer(entry: Any) -> bool:
+    """True of a hook of a tracer, or of a helper of theirs; False of a fix's."""
+    from g4debug.hooking.hooks import Order
+
+    return bool(entry.order >= Order.TRACER)
+
+
+def of_the_tape(entry: Any) -> bool:
+    from g4debug.hooking.hooks import Isolated
+
+    hook = entry.before or entry.after
+    while isinstance(hook, Isolated):
+        hook = hook.hook
+    return type(getattr(hook, "__self__", None)).__name__ in OF_TAPE
+
+
+def make_switchable(switched: Callable[[Any], bool]) -> None:
+    """From now on a site leads past these hooks while they are switched off.
 
     Raises AssertionError if g4debug has put its hooks in place already.
     """
     from g4debug import plugin
-    from g4debug.hooking.hooks import Around, Hooks, Order
+    from g4debug.hooking.hooks import Around, Hooks
     from g4debug.ledger.hooks import LedgerHooks
 
     assert plugin.in_force is None, "g4debug was loaded first"
@@ -71,7 +92,10 @@ def make_switchable() -> None:
     def both(hooks: Hooks, site: str) -> Around:
         whole = compose(hooks, site)
         entries = hooks._entries[site]
-        hooks._entries[site] = [e for e in entries if e.order < Order.TRACER]
+        hooks._entries[site] = [e for e in entries if not switched(e)]
+        if len(entries) == len(hooks._entries[site]):
+            return whole
+        sites.append(site)
         bare = compose(hooks, site)
         hooks._entries[site] = entries
 
@@ -110,6 +134,7 @@ def facts(scheduler: Any) -> dict[str, Any]:
 
     found: dict[str, Any] = {
         "steps": None, "nodes": None, "overlap": None, "tracers": "", "sites": tracer_sites(),
+        "switched": len(sites), "tape_steps": tape_steps(),
     }  # fmt: skip
     if plugin.in_force is not None:
         found["tracers"] = " ".join(plugin.in_force.tracers)
@@ -118,6 +143,14 @@ def facts(scheduler: Any) -> dict[str, Any]:
         found["overlap"] = bool(scheduler.enable_overlap)
         found["nodes"] = _nodes(scheduler.tree_cache)
     return found
+
+
+def tape_steps() -> int:
+    """The steps on the tape of this process; -1 if there is none, or if it has given up."""
+    from g4debug.tracers.flight_recorder import taping
+
+    tape = taping.current
+    return tape.steps if tape is not None and tape.on else -1
 
 
 def tracer_sites() -> int:
