@@ -93,7 +93,14 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> TrapRecord:
     return recorded(tmp_path_factory.mktemp("healthy"), True, 40)
 
 
-@pytest.mark.parametrize("more", [(), ("--pages-only",)], ids=["exact", "pages"])
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param((), marks=pytest.mark.once("the model computes alike on each release")),
+        ("--pages-only",),
+    ],
+    ids=["exact", "pages"],
+)
 def test_a_healthy_server_with_mtp_decides_the_same_in_each_step(
     more: tuple[str, ...], healthy: TrapRecord, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -106,7 +113,11 @@ def test_a_healthy_server_with_mtp_decides_the_same_in_each_step(
 
 
 @pytest.mark.once("pages of one token are replayed alike on each release")
-@pytest.mark.parametrize("mtp", [True, False], ids=["mtp", "plain"])
+@pytest.mark.parametrize(
+    "mtp",
+    [True, pytest.param(False, marks=pytest.mark.long("an engine on triton, and its replay"))],
+    ids=["mtp", "plain"],
+)
 def test_pages_of_one_token(mtp: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As SGLang has them by default, with most attention backends."""
     record = recorded(tmp_path, mtp, 16, {"attention_backend": "triton", "page_size": 1})
@@ -129,6 +140,7 @@ def test_the_steps_up_to_one_of_them(
     assert n.replace(" steps", "") in page.read_text()
 
 
+@pytest.mark.once("who ends a replay, and what it leaves, is up to the replay")
 @pytest.mark.parametrize("when", ["starting SGLang", "step 2"])
 def test_ctrl_c_tells_what_is_known_and_leaves_no_process(
     when: str, healthy: TrapRecord, tmp_path: Path
@@ -171,6 +183,7 @@ def _alive(folder: Path) -> set[Path]:
     return found
 
 
+@pytest.mark.once("steps are compared alike on each release")
 def test_a_tape_that_was_changed_is_told(
     healthy: TrapRecord, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -190,7 +203,11 @@ def test_a_tape_that_was_changed_is_told(
     assert 0 < result["differs"] < recording.steps
 
 
-@pytest.mark.parametrize("mtp", [True, False], ids=["mtp", "plain"])
+@pytest.mark.parametrize(
+    "mtp",
+    [True, pytest.param(False, marks=pytest.mark.once("without a draft less is on the tape"))],
+    ids=["mtp", "plain"],
+)
 def test_a_finding_comes_again(
     mtp: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -333,6 +350,7 @@ def test_a_hang_of_sglangs_own_comes_again(
     assert _does_not_come(result, "fix parked-chunk on")
 
 
+@pytest.mark.long("a replay that shrinks, and one of what is left")
 @pytest.mark.once("its dump is of the newest release")
 def test_a_shrunk_dump_of_a_tape_that_begins_at_a_flush_is_replayed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -435,6 +453,7 @@ def simulates_on_cuda() -> bool:
     return 'device="cuda"' in body
 
 
+@pytest.mark.long("four servers from cold, and their replays")
 @pytest.mark.once("a dump's variables are handed to a replay alike on each release")
 def test_variables_by_which_the_host_decides_are_those_of_the_server(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -62,6 +62,7 @@ def test_a_resume_that_lacks_its_own_prefix_is_told_with_the_reason(tmp_path):
     assert "sglang #32379" in record.finding.cause
 
 
+@pytest.mark.once("who waits is counted alike on each release")
 def test_a_request_that_all_others_overtake(tmp_path):
     run = drive(
         tmp_path, DRIVER, "overtaken", **{**ALONE, "G4DEBUG_HANG_SECONDS": "2"},
@@ -75,6 +76,7 @@ def test_a_request_that_all_others_overtake(tmp_path):
     assert {r.finding.kind for r in run.dumps} == {"starved"}
 
 
+@pytest.mark.once("who waits is counted alike on each release")
 def test_what_only_looks_like_a_hang_is_not_told(tmp_path):
     """No traffic, pauses, a slow first step, a long prefill, a stopped client, new weights."""
     slow = f"delayed-step=1*on({3000 * HANG})"
