@@ -77,5 +77,6 @@ ON_A_GPU = {"cuda": cuda}
 ONE_BACKEND = each(ON_A_GPU, prefill_attention_backend="trtllm_mha")
 # With everything on triton, SGLang's default for Gemma-4 on most chips.
 TRITON = each(ON_A_GPU, decode_attention_backend="triton")
+EAGER = each(ON_A_GPU, disable_cuda_graph=True)
 # With pools as large as a server takes them that has the GPU for itself.
 FULL = each(ON_A_GPU, max_total_tokens=None, mem_fraction_static=0.9)

@@ -37,6 +37,8 @@ CASES = {
     # In the second prefill: kernels may be compiled in the first, for two minutes.
     "a page table, in a prefill": (f"{E4B}:ONE_BACKEND", "page-oob=1*on@mode=extend@step=2"),
     "a list of tokens": (f"{E4B}:TRITON", "token-oob=1*on"),
+    "a page table, without CUDA graphs": (f"{E4B}:EAGER", "page-oob=1*on@mode=decode"),
+    "a list of tokens, without CUDA graphs": (f"{E4B}:EAGER", "token-oob=1*on@mode=target_verify"),
     "a server that fills its GPU": (f"{E4B}:FULL", "page-oob=1*on@mode=replay"),
 }
 
@@ -118,6 +120,21 @@ def test_an_embedding(tmp_path: Path) -> None:
     print(f"{took:.1f} s", record.autopsy)
     assert record.autopsy is not None, log[-5000:]
     assert record.autopsy.page == -1
+    assert took < SECONDS
+
+
+@pytest.mark.parametrize("workload", [E4B, f"{E4B}:EAGER"], ids=["graphs", "eager"])
+def test_a_kernel_of_somebody_elses(workload: str, tmp_path: Path) -> None:
+    """It is named, and no page is accused: innocence is worth as much."""
+    installed_plugin.install(tmp_path / "site", "foreign", "foreign_kernel:register")
+    path = installed_plugin.path(tmp_path / "site", HERE)
+    record, log, took = crashed(tmp_path, workload, PYTHONPATH=path, FOREIGN_AT="6")
+    assert record.finding.kind == "cuda-error"
+    print(f"{took:.1f} s", record.autopsy)
+    assert record.autopsy is not None, log[-5000:]
+    assert record.autopsy.kernel == "foreign_scatter"
+    assert record.autopsy.verdict.startswith("not a KV page")
+    assert record.autopsy.page == record.autopsy.row == -1
     assert took < SECONDS
 
 
