@@ -12,7 +12,8 @@ says which release has which bug.
 With ``--replay`` it runs no cell. For each case it replays a dump of the run with the bug, on a
 CPU, and says in how many the same came again: docs/history/replays.jsonl. Dumps from a GPU are made
 there with ``--record``, and replayed elsewhere with ``--replay --device cuda``, from the same
-FOLDER.
+FOLDER. With ``--tool watch`` the runs had no more than SGLANG_TRTLLM_MHA_DEBUG=watch, and every
+tracer looks at the replay.
 
 With ``--model`` another model than Gemma-4 is served, in the cases that it can have.
 
@@ -227,17 +228,22 @@ def record_all(
 
 
 def replay_all(
-    chosen: Mapping[str, Case], seeds: int, folder: Path, console: Console, device: str
+    chosen: Mapping[str, Case],
+    seeds: int,
+    folder: Path,
+    console: Console,
+    device: str,
+    watch: bool = False,
 ) -> list[Replay]:
     """The replays of these cases, one at a time, and the known ones of all others."""
-    found = {(r.case, r.device, r.seed): r for r in known_replays()}
+    found = {(r.case, r.device, r.tool in replays.WATCH, r.seed): r for r in known_replays()}
     folder = folder / "replays"
     folder.mkdir(parents=True, exist_ok=True)
     for name, case in chosen.items():
         for seed in range(0 if case.gpu and device == CPU else seeds):
-            new = replays.run(name, seed, folder, device)
+            new = replays.run(name, seed, folder, device, watch)
             if new is not None:
-                found[name, device, seed] = new
+                found[name, device, watch, seed] = new
                 render.say(console, f"{name}, seed {seed}: {new.word}. {new.said}", hang=4)
             else:
                 render.say(console, f"{name}, seed {seed}: there is no run to replay")
@@ -323,6 +329,9 @@ def main() -> int:
         print("\n".join(table.releases(chosen)))
         return 0
     PYTHONS.update(args.python)
+    watch = args.tool == [*replays.WATCH]
+    if args.replay and args.tool and not watch:
+        parser.error("--replay: expected no --tool, or --tool watch alone")
     if args.record and (args.replay or args.device != CUDA):
         parser.error("--record: expected --device cuda, and no --replay with it")
     if args.device == CUDA and not args.replay:
@@ -347,7 +356,7 @@ def main() -> int:
     on_page = from_text(page.CELLS.read_text()) if page.CELLS.is_file() else {}
     published = on_page if args.published or args.replay else {}
     replayed = (
-        replay_all(chosen, args.seeds, folder, console, args.device)
+        replay_all(chosen, args.seeds, folder, console, args.device, watch)
         if args.replay
         else known_replays()
     )

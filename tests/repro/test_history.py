@@ -1049,7 +1049,7 @@ def told(text, **more):
         ("reproduced: 9 of 9 steps are equal, and nothing was found", True, "innocent"),
         ("not reproduced, states equal", False, "innocent"),
         ("not reproduced: another finding came", False, "another finding"),
-        ("found here, in step 3: g4debug: page-table", True, "another finding"),
+        ("found here, in step 3: g4debug: page-table", True, "found"),
         ("states differ from step 3 of 9 on", True, "states differ"),
         ("cannot be told: nothing was found here", False, "cannot be told"),
         ("cannot be replayed, because it has no tape", False, "cannot be replayed"),
@@ -1145,11 +1145,46 @@ def test_a_run_on_a_gpu_is_replayed_if_it_was_kept(suite, tmp_path, monkeypatch)
                 "more": [], "equal": 9, "steps": 9, "requests": 2}  # fmt: skip
 
     monkeypatch.setattr(replays, "replay", command)
+    assert replays.run("page-0-freed", 1, tmp_path, "cuda", watch=True) is None
     found = replays.run("page-0-freed", 1, tmp_path, "cuda")
     assert (found.device, found.tool, found.word) == ("cuda", "g4debug-best", "innocent")
     assert replays.run("page-0-freed", 1, tmp_path, "cuda") == found
-    assert asked == [tape]
+    assert asked == [tape]  # once
     assert replays.from_text(replays.as_text([found])) == [found]
+
+
+def test_the_tape_of_a_watched_server_is_replayed_with_every_tracer(suite, tmp_path, monkeypatch):
+    replays, cell = suite("replays"), suite("cell")
+    ran = cell.Cell("locked-prefix", "buggy", "watch", 0)
+    cell.keep(ran, tmp_path)
+    tape = tmp_path / ran.id / "tape.pt"
+    tape.parent.mkdir()
+    tape.touch()
+    given = []
+
+    def command(dump, folder, environ, seconds, *more):
+        given.append(more)
+        return {**told("not reproduced: another finding came: kv-allocator: SWA page 3"),
+                "equal": 9, "steps": 9, "requests": 2}  # fmt: skip
+
+    monkeypatch.setattr(replays, "replay", command)
+    found = replays.run("locked-prefix", 0, tmp_path, watch=True)
+    ((option, names),) = given
+    assert option == "--trace"
+    assert {"kv-allocator", "kv-integrity", "flight-recorder"} <= set(names.split(","))
+    assert (found.word, found.tool) == ("found", "watch")
+    case = suite("cases").cases()["locked-prefix"]
+    armed = replay(suite, "locked-prefix", "reproduced", seconds=7.0)
+    assert replays.words(case, [armed, found], watch=True).startswith("found 1/1")
+    assert replays.words(case, [armed, found]) == "reproduced 1/1, 7 s"
+
+
+def test_replays_are_of_watch_or_of_what_is_armed_by_default(runner, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["history_suite.py", "--replay", "--tool", "sglang"])
+    with pytest.raises(SystemExit) as ended:
+        runner.main()
+    assert ended.value.code == 2
+    assert "--replay: expected no --tool, or --tool watch alone" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("more", [(), ("--device", "cuda", "--replay")])

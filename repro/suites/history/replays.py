@@ -29,9 +29,11 @@ from suites.history.plugin import FOLDER, PUT_BACK, TRUTH
 
 TOOLS: Final = ("g4debug", "g4debug-best")  # the second one where the first one refuses
 HELD_BACK: Final = ("core",)  # of a case that needs a GPU: other tracers would make SGLang wait
+WATCH: Final = ("watch",)  # a server that is left armed: its tape is replayed with every tracer
 TAPE: Final = "tape.pt"  # in a cell's folder: its tape, if it ended without a finding
 SECONDS: Final = 300  # for the replay, and for shrinking
 REPRODUCED: Final = "reproduced"
+FOUND: Final = "found"
 INNOCENT: Final = "innocent"
 DIFFER: Final = "states differ"
 CANNOT: Final = "cannot be replayed"
@@ -63,16 +65,20 @@ class Replay:
     device: str = CPU
 
 
-def run(case: str, seed: int, folder: Path, device: str = CPU) -> Replay | None:
+def run(
+    case: str, seed: int, folder: Path, device: str = CPU, watch: bool = False
+) -> Replay | None:
     """Replay the run of a case with its bug. None: there was no run, or it proves nothing.
 
     folder: keeps the runs and the results; a run that is there is not run again. One on a GPU has
-    to be there.
+    to be there. watch: the run had no more than ``SGLANG_TRTLLM_MHA_DEBUG=watch``.
     """
-    kept = folder / f"{Cell(case, BUGGY, 'any', seed, device=device).id}.replay"
+    tools = WATCH if watch else HELD_BACK if case_of(case).gpu else TOOLS
+    kept = folder / f"{Cell(case, BUGGY, tools[-1], seed, device=device).id}.replay"
     if kept.is_file():
         return Replay(**json.loads(kept.read_text()))
-    ran = recorded(case, seed, folder, device) if device == CPU else _there(case, seed, folder)
+    there = recorded if device == CPU else _there
+    ran = there(case, seed, folder, device, tools)
     dump = dump_of(folder / ran.id) if ran is not None else None
     if ran is None or dump is None:
         return None
@@ -81,12 +87,14 @@ def run(case: str, seed: int, folder: Path, device: str = CPU) -> Replay | None:
     return found
 
 
-def recorded(case: str, seed: int, folder: Path, device: str) -> Cell | None:
-    """The run of a case with its bug, under the first of its tools that SGLang's release takes.
+def recorded(
+    case: str, seed: int, folder: Path, device: str, tools: Sequence[str] = ()
+) -> Cell | None:
+    """The run of a case with its bug, under the first of these tools that SGLang's release takes.
 
     None if it takes none of them. A run that is in ``folder`` is not run again.
     """
-    for tool in _tools(case):
+    for tool in tools or (HELD_BACK if case_of(case).gpu else TOOLS):
         blank = Cell(case, BUGGY, tool, seed, device=device)
         ran = cells.kept(blank.id, folder)
         if ran is None:
@@ -98,13 +106,9 @@ def recorded(case: str, seed: int, folder: Path, device: str) -> Cell | None:
     return None
 
 
-def _tools(case: str) -> tuple[str, ...]:
-    return HELD_BACK if case_of(case).gpu else TOOLS
-
-
-def _there(case: str, seed: int, folder: Path) -> Cell | None:
+def _there(case: str, seed: int, folder: Path, device: str, tools: Sequence[str]) -> Cell | None:
     """The run that ``recorded`` left on a machine with a GPU."""
-    known = (cells.kept(Cell(case, BUGGY, t, seed, device=CUDA).id, folder) for t in _tools(case))
+    known = (cells.kept(Cell(case, BUGGY, t, seed, device=device).id, folder) for t in tools)
     proves = (r for r in known if r and r.grade != grades.NA and (r.triggered or r.tool in TOOLS))
     return next(proves, None)
 
@@ -129,19 +133,21 @@ def _replay(ran: Cell, dump: Path, folder: Path) -> Replay:
     """With all that is computed only if it is needed: pages alone are faster, and shrink faster."""
     asked = dump.name == TAPE
     more = () if asked else ("--pages-only", "--shrink", str(folder / "small.pt"))
-    if ran.tool in HELD_BACK:  # nobody looked there, so all look here
-        more = (*more, "--trace", ",".join(on_one_rank()))
+    # Nobody looked there, so all look here.
+    every = () if ran.tool in TOOLS else ("--trace", ",".join(on_one_rank()))
+    more = (*more, *every)
     begin = time.monotonic()
     told = _command(ran, dump, folder, more)
     if not asked and not told["text"].startswith(REPRODUCED):
         begin = time.monotonic()
-        told = _command(ran, dump, folder, ())
+        told = _command(ran, dump, folder, every)
     shrunk = told.get("shrunk") or {}
+    word = word_of(told, asked)
     return Replay(
         ran.case,
         ran.seed,
         ran.tool,
-        word_of(told, asked),
+        FOUND if every and word == OTHER else word,
         " ".join([told["text"], *told["more"]])[:500],
         told["equal"],
         told["steps"],
@@ -187,14 +193,19 @@ def word_of(told: Mapping[str, Any], asked: bool) -> str:
         (("states differ",), DIFFER),
         (("cannot be replayed",), CANNOT),
         (("cannot be told",), NOT_TOLD),
+        (("found here",), FOUND),
     ):
         if text.startswith(begin):
             return word
     return OTHER
 
 
-def words(case: Case, found: Sequence[Replay]) -> str:
-    """The entry of a case in the table: of its runs on a CPU, and of those on a GPU."""
+def words(case: Case, replayed: Sequence[Replay], watch: bool = False) -> str:
+    """The entry of a case in the table: of its runs on a CPU, and of those on a GPU.
+
+    watch: of the runs that had no more than ``SGLANG_TRTLLM_MHA_DEBUG=watch``.
+    """
+    found = [r for r in replayed if (r.tool in WATCH) == watch]
     parts = [_words(case, [r for r in found if r.device == device]) for device in (CPU, CUDA)]
     parts[1] = f"from a GPU: {parts[1]}" if parts[1] else ""
     return "; ".join(filter(None, parts)) or NOT_RUN
@@ -223,7 +234,7 @@ def good(found: Iterable[Replay]) -> bool:
 
 def as_text(found: Iterable[Replay]) -> str:
     """One in a line, as JSON."""
-    ordered = sorted(found, key=lambda r: (r.case, r.device, r.seed))
+    ordered = sorted(found, key=lambda r: (r.case, r.tool in WATCH, r.device, r.seed))
     return "".join(f"{json.dumps(asdict(r))}\n" for r in ordered)
 
 

@@ -123,6 +123,10 @@ class Row:
         return replays.words(self.case, self.replays)
 
     @property
+    def after_watch(self) -> str:
+        return replays.words(self.case, self.replays, watch=True)
+
+    @property
     def ran(self) -> bool:
         return self.truth.buggy.runs > 0
 

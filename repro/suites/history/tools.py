@@ -120,6 +120,7 @@ TOOLS: Final = {
         Tool(NOTHING, "no tool", lambda: {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE": "0"}),
         Tool("g4debug", "g4debug, default", lambda: DEBUG, ours=True),
         Tool("g4debug-best", "g4debug, every tracer", _best, _best_engine, ours=True),
+        Tool("watch", "g4debug, watch", lambda: {"SGLANG_TRTLLM_MHA_DEBUG": "watch"}, ours=True),
         Tool("sglang", "SGLang, default", says=SGLANG_SAYS),
         Tool(
             "busy-inv",

@@ -30,7 +30,7 @@ SWITCH = "SGLANG_OPT_UNIFIED_CACHE_FREE_OUT_OF_WINDOW_SLOTS"
     expected=predicted(
         na="strict kv-canary",
         silent="nothing compute-sanitizer core",
-        alarm="sglang busy-inv tree",
+        alarm="sglang busy-inv tree watch",
         object="g4debug g4debug-best",
     ),
 )

@@ -22,7 +22,7 @@ from suites.history.case import FLAGS, Arm, case, predicted
     why="No page is wrong, and on a GPU the crash names no line of Python.",
     expected=predicted(
         na="strict tree kv-canary",
-        crash="nothing sglang busy-inv compute-sanitizer core",
+        crash="nothing sglang busy-inv compute-sanitizer core watch",
         cause="g4debug g4debug-best",
     ),
 )

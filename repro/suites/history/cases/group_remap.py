@@ -34,7 +34,7 @@ PREFILL = "Prefill batch"
     expected=predicted(
         na="g4debug strict",
         silent="nothing compute-sanitizer core",
-        late="sglang busy-inv tree",
+        late="sglang busy-inv tree watch",
         alarm="kv-canary",
         object="g4debug-best",
     ),

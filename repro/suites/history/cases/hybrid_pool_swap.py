@@ -32,7 +32,8 @@ from suites.history.case import FLAGS, Arm, case, predicted
     "cause, in every release since 0.5.13.post1, without a thread upstream.",
     expected=predicted(
         na="kv-canary",
-        crash="nothing g4debug g4debug-best sglang busy-inv strict tree compute-sanitizer core",
+        crash="nothing g4debug g4debug-best sglang busy-inv strict tree compute-sanitizer core "
+        "watch",
     ),
     seconds=180.0,
 )

@@ -39,7 +39,7 @@ SMALL_POOL = {
     expected=predicted(
         na="strict",
         stands="nothing sglang busy-inv tree kv-canary compute-sanitizer",
-        alarm="g4debug g4debug-best",
+        alarm="g4debug g4debug-best watch",
     ),
 )
 async def idle_admission(client: Client) -> None:

@@ -50,7 +50,7 @@ async def agents(client: Client, rounds: int, answer: int, task: int, tokens: in
     why="A page is freed while a request reads it, no count is wrong, and nothing ever crashes.",
     expected=predicted(
         na="strict kv-canary",
-        silent="nothing sglang busy-inv tree compute-sanitizer core",
+        silent="nothing sglang busy-inv tree compute-sanitizer core watch",
         cause="g4debug g4debug-best",
     ),
 )

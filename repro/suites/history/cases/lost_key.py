@@ -25,7 +25,7 @@ from suites.history.case import FLAGS, Arm, case, predicted
     "that a key is missing, and no tool knows that one.",
     expected=predicted(
         silent="nothing g4debug g4debug-best sglang busy-inv strict tree kv-canary "
-        "compute-sanitizer core"
+        "compute-sanitizer core watch"
     ),
     seconds=180.0,
 )

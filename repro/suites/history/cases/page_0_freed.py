@@ -31,7 +31,7 @@ UNPAIRED = {"G4HISTORY_PUT_BACK": "page_0_freed"}
     "into it was found but to clear a mapping by hand, so there is no report of it to send.",
     expected=predicted(
         silent="nothing kv-canary compute-sanitizer core",
-        alarm="sglang busy-inv strict tree",
+        alarm="sglang busy-inv strict tree watch",
         object="g4debug g4debug-best",
     ),
 )

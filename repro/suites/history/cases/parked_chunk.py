@@ -38,7 +38,7 @@ SMALL_POOL = {
     chosen_after=True,
     expected=predicted(
         stands="nothing sglang busy-inv strict tree kv-canary compute-sanitizer",
-        alarm="g4debug g4debug-best",
+        alarm="g4debug g4debug-best watch",
     ),
 )
 async def parked_chunk(client: Client) -> None:

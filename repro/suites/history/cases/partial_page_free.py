@@ -31,7 +31,7 @@ TWO_CALLS = {"G4HISTORY_PUT_BACK": "partial_page_free"}
     expected=predicted(
         na="strict tree kv-canary",
         silent="nothing compute-sanitizer core",
-        late="sglang",
+        late="sglang watch",
         alarm="busy-inv",
         object="g4debug g4debug-best",
     ),

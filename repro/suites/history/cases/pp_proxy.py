@@ -20,7 +20,8 @@ from suites.history.case import FLAGS, Arm, case, predicted
     why="The negative control: it is no bug of the KV cache, so a tool that accuses a page lies.",
     expected=predicted(
         na="kv-canary",
-        crash="nothing g4debug g4debug-best sglang busy-inv strict tree compute-sanitizer core",
+        crash="nothing g4debug g4debug-best sglang busy-inv strict tree compute-sanitizer core "
+        "watch",
     ),
 )
 async def pp_proxy(client: Client) -> None:

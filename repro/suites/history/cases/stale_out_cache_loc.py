@@ -18,7 +18,7 @@ from suites.history.case import NATURAL, Arm, case, predicted
     "that guesses here does harm.",
     expected=predicted(
         na="g4debug strict tree kv-canary",
-        crash="nothing g4debug-best sglang busy-inv compute-sanitizer core",
+        crash="nothing g4debug-best sglang busy-inv compute-sanitizer core watch",
     ),
 )
 async def stale_out_cache_loc(client: Client) -> None:

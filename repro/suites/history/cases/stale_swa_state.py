@@ -29,7 +29,7 @@ from suites.history.case import PUT_BACK, Arm, case, predicted
         na="kv-canary",
         crash="nothing sglang busy-inv strict tree",
         silent="core",
-        alarm="compute-sanitizer",
+        alarm="compute-sanitizer watch",
         object="g4debug g4debug-best",
     ),
 )

@@ -43,7 +43,7 @@ SMALL_POOL = {
     chosen_after=True,
     expected=predicted(
         na="strict kv-canary",
-        crash="nothing sglang busy-inv tree compute-sanitizer",
+        crash="nothing sglang busy-inv tree compute-sanitizer watch",
         object="g4debug g4debug-best",
     ),
 )

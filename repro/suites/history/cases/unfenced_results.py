@@ -40,7 +40,8 @@ LATE = {"G4HISTORY_PUT_BACK": "late_forward"}
     "page-table does: see docs/tracers.md.",
     expected=predicted(
         na="strict",
-        silent="nothing g4debug g4debug-best sglang busy-inv tree kv-canary compute-sanitizer core",
+        silent="nothing g4debug g4debug-best sglang busy-inv tree kv-canary compute-sanitizer core "
+        "watch",
     ),
 )
 async def unfenced_results(client: Client) -> None:

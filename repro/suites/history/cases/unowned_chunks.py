@@ -35,7 +35,7 @@ SHORT, LONG = 160, 1200  # tokens
     expected=predicted(
         na="strict kv-canary",
         silent="nothing g4debug sglang tree compute-sanitizer core",
-        alarm="busy-inv",
+        alarm="busy-inv watch",
         object="g4debug-best",
     ),
 )

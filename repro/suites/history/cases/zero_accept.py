@@ -28,7 +28,7 @@ STOPS = 150  # of the toy model's words, so that an answer meets one soon
     why="The state between two steps is wrong, and no page is: checks of pages can say nothing.",
     expected=predicted(
         na="strict tree kv-canary",
-        crash="nothing sglang busy-inv compute-sanitizer core",
+        crash="nothing sglang busy-inv compute-sanitizer core watch",
         alarm="g4debug g4debug-best",
     ),
 )
