@@ -9,7 +9,8 @@ the reason, it is not.
 
 The server kills by SIGKILL, its resource tracker, too, so the blocks of shared memory of its
 processes stay in /dev/shm: 25 MB and more of each server that ended so. After a finding their names
-are removed. A process that has mapped a block keeps it until it ends.
+are removed. A process that has mapped a block keeps it until it ends. A block that a process which
+is not the server's has mapped, too, stays: it may be that one's own.
 """
 
 from __future__ import annotations
@@ -103,16 +104,26 @@ def before_crash(context: Context, others: PeerRanks) -> None:
 def remove_shared_memory() -> None:
     """Remove the names of the blocks in /dev/shm that this process and its children have mapped.
 
-    Removes only names that SGLang and Python's multiprocessing give.
+    Removes only names that SGLang and Python's multiprocessing give, and none that a process has
+    mapped that is not among them.
     """
     psutil: Any = importlib.import_module("psutil")  # SGLang needs it, too
     me = psutil.Process()
-    for process in (me, *me.children(recursive=True)):
+    ours = {p.pid for p in (me, *me.children(recursive=True))}
+    found = set().union(*map(_mapped, ours))
+    for pid in set(psutil.pids()) - ours if found else ():
+        found -= _mapped(pid)
+    for name in found:
         with contextlib.suppress(OSError):
-            maps = Path(f"/proc/{process.pid}/maps").read_text("utf-8", "replace")
-            for name in set(SHARED.findall(maps)):
-                with contextlib.suppress(OSError):
-                    os.unlink(f"/dev/shm/{name}")
+            os.unlink(f"/dev/shm/{name}")
+
+
+def _mapped(pid: int) -> set[str]:
+    """The blocks that a process has mapped; none if it has ended, or if it may not be looked at."""
+    try:
+        return set(SHARED.findall(Path(f"/proc/{pid}/maps").read_text("utf-8", "replace")))
+    except OSError:
+        return set()
 
 
 @contextlib.contextmanager

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import time
+from multiprocessing import resource_tracker, shared_memory
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -55,3 +60,44 @@ def test_after_anything_else_sglang_saves_what_it_did(before_crash, why, monkeyp
     monkeypatch.setattr(module, "time", clock)
     call()
     assert slept == [5]  # and no scheduler is there to be asked
+
+
+def test_a_block_that_another_program_has_mapped_stays():
+    """It may be that one's own. What only this process and its children have mapped goes."""
+    ours, shared, theirs = (shared_memory.SharedMemory(create=True, size=64) for _ in range(3))
+    other = subprocess.Popen(  # not a child: its parent ends at once
+        [sys.executable, "-c", ORPHAN, shared.name, theirs.name], stdout=subprocess.PIPE, text=True
+    )
+    assert other.stdout is not None
+    pid = int(other.stdout.readline())
+    other.wait()
+    theirs.close()  # here it is not mapped any more
+    try:
+        rank_incident.remove_shared_memory()
+        assert {s.name for s in (ours, shared, theirs) if Path("/dev/shm", s.name).exists()} == {
+            shared.name, theirs.name,
+        }  # fmt: skip
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        ours.close()
+        shared.close()
+        resource_tracker.unregister(f"/{ours.name}", "shared_memory")  # its name is gone already
+        for block in (shared, theirs):
+            block.unlink()
+
+
+# Prints the number of a process that has mapped these blocks, and that no one is the parent of.
+ORPHAN = """
+import mmap, os, signal, sys
+blocks = []
+for name in sys.argv[1:]:
+    with open("/dev/shm/" + name, "r+b") as file:
+        blocks.append(mmap.mmap(file.fileno(), 64))
+pid = os.fork()
+if pid == 0:
+    os.setsid()
+    os.close(1)
+    signal.pause()
+print(pid, flush=True)
+os._exit(0)
+"""
