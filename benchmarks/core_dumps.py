@@ -15,6 +15,8 @@ size of its core dump, the seconds until its exception, and those of the autopsy
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
 import os
 import random
@@ -59,10 +61,20 @@ def child(*arguments: str, env: dict[str, str]) -> subprocess.CompletedProcess[s
     )
 
 
+def attention() -> Callable[..., Any]:
+    """SGLang's decode kernel for Triton. 0.5.23 has it elsewhere."""
+    for place in ("sglang.kernels.ops.attention", "sglang.srt.layers.attention.triton_ops"):
+        with contextlib.suppress(ModuleNotFoundError):
+            module = importlib.import_module(f"{place}.decode_attention")
+            return module.decode_attention_fwd  # type: ignore[no-any-return]
+    raise SystemExit("core_dumps: this SGLang has no decode_attention_fwd at a place known here")
+
+
 def step(batch: int) -> Callable[[], Any]:
     """A decode step of ``batch`` rows. It returns a tensor of one element."""
     import torch
-    from sglang.srt.layers.attention.triton_ops.decode_attention import decode_attention_fwd
+
+    decode_attention_fwd = attention()
 
     def new(*shape: int, dtype: Any = torch.bfloat16) -> Any:
         return torch.randn(shape, device="cuda", dtype=dtype) * 0.02
