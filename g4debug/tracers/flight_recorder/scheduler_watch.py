@@ -13,6 +13,7 @@ still runs is removed before it is killed.
 from __future__ import annotations
 
 import atexit
+import errno
 import logging
 import os
 import select
@@ -36,6 +37,7 @@ TRIES = 40  # 2 s in all
 LOOK = 1.0  # seconds between two looks for schedulers that are new
 RECENT = 60  # looks; one that is killed may take long to give back its memory
 PATIENCE = 20.0  # seconds that the end of the server waits for the dumps, at most
+SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 KILL = "server.kill"
 UNMADE = "no dump can be made of a black box. g4debug list tries again. Please report this."
 logger = logging.getLogger("g4debug")
@@ -51,6 +53,7 @@ class SchedulerWatch:
         # Of the last looks: a count of last week would blame the OOM killer for a kill -9 of today.
         self.oom_kills: deque[dict[str, int]] = deque(maxlen=RECENT)
         self._seen: set[int] = set()  # schedulers that are waited for, or have ended
+        self.short = False  # the user was told of a shortage of descriptors
 
     def install(self) -> None:
         self.context.before("server_args.check", self.start)
@@ -79,13 +82,7 @@ class SchedulerWatch:
             while True:
                 self.oom_kills.append(process_end.oom_kills())
                 for pid in self.others.schedulers():
-                    if pid not in self._seen:
-                        self._seen.add(pid)
-                        try:
-                            fd = os.pidfd_open(pid)
-                        except ProcessLookupError:
-                            self._ended(pid)
-                            continue
+                    if pid not in self._seen and (fd := self._wait_for(pid)) >= 0:
                         of[fd] = pid
                         poll.register(fd, select.POLLIN)
                 for fd, _ in poll.poll(LOOK * 1000):
@@ -94,6 +91,29 @@ class SchedulerWatch:
                     self._ended(of.pop(fd))
         except Exception:  # the server goes on; g4debug list makes the dumps
             logger.exception("g4debug: the schedulers are not watched any more. Please report it.")
+
+    def _wait_for(self, pid: int) -> int:
+        """A descriptor that can be read when the scheduler ends; -1 if there is none for now."""
+        try:
+            fd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            fd = -1
+        except OSError as e:
+            if e.errno not in SHORTAGES:
+                raise
+            if not self.short:
+                self.short = True
+                logger.warning(
+                    "g4debug: scheduler %d is not watched yet: %s. It is tried again each second. "
+                    "If this lasts, raise the limit of open files (ulimit -n).", pid, e,
+                )  # fmt: skip
+            return -1
+        self._seen.add(pid)
+        if fd < 0:
+            self._ended(pid)
+        elif self.short:
+            logger.info("g4debug: scheduler %d is watched now", pid)
+        return fd
 
     def _ended(self, pid: int) -> None:
         with self.lock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import subprocess
@@ -85,6 +86,33 @@ def test_a_scheduler_whose_dump_fails_does_not_end_the_watch_for_the_others(
     monkeypatch.setattr(watch, "others", SimpleNamespace(schedulers=lambda: [gone, other]))
     watch._settle()
     assert made == [gone, other]
+
+
+def test_a_shortage_of_descriptors_passes(watch, monkeypatch, caplog):
+    """A server with many connections has none left for a second. Then the scheduler is watched."""
+    caplog.set_level("INFO", "g4debug")
+    made, asked = [], []
+    real = os.pidfd_open
+    gone = subprocess.Popen(["sleep", "1.5"])  # ends while it is watched
+
+    def open_(pid):
+        asked.append(pid)
+        if len(asked) < 3:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return real(pid)
+
+    monkeypatch.setattr(os, "pidfd_open", open_)
+    monkeypatch.setattr(scheduler_watch, "LOOK", 0.05)
+    monkeypatch.setattr(scheduler_watch.box_dumps, "collect", lambda *args: [])
+    monkeypatch.setattr(watch, "_make", made.append)
+    seen = SimpleNamespace(schedulers=lambda: [0] if made else [gone.pid])
+    monkeypatch.setattr(watch, "others", seen)
+    watch._watch()  # ends at process 0, which there is none
+    gone.wait()
+    assert made == [gone.pid]
+    assert asked == [gone.pid] * 3 + [0]
+    assert caplog.text.count("is not watched yet") == 1
+    assert f"scheduler {gone.pid} is watched now" in caplog.text
 
 
 def test_a_signal_while_the_dumps_are_made_does_not_wait_for_itself(watch, monkeypatch):
