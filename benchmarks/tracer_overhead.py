@@ -32,8 +32,8 @@ the other figures can be trusted.
 not in the next. Two processes that run the same code can differ by a tenth for as long as they
 live; here there is only one. Each turn begins with an empty prefix cache. The guards that are part
 of a CUDA graph run in every turn, so what they take of the GPU's time is not in these figures. With
-overlap scheduling it refuses them: there those guards compare with a copy that a hook makes. The
-flight recorder (recorder) has none; tape switches its tape alone.
+overlap scheduling it refuses what has a guard that compares with a copy of a hook. Not so: watch,
+whose guards know ranges only; the flight recorder alone (recorder); and its tape alone (tape).
 
 --contexts sends, in place of that load, one request at a time with prompts of so many tokens each
 (500,8000,32000), and the table has a line for each: on triton, the lists that page-table checks are
@@ -89,7 +89,7 @@ COMPARED = {
     "tape": ("no-tape", "the tape, over the flight recorder alone"),
     "armed-triton": ("triton", "five tracers armed, on triton"),
 }
-NO_GUARDS = ("recorder", "tape")  # variants with nothing in a CUDA graph
+NO_COPIES = ("recorder", "tape", "watch")  # variants without a guard that needs a hook's copy
 BASES = {
     "off": "debugging off",
     "no-tape": "flight recorder alone, without its tape",
@@ -244,7 +244,7 @@ def measure_switched(args: argparse.Namespace, folder: Path) -> int:
             raise SystemExit(
                 f"--switch {args.switch}: that server has nothing that can be switched"
             )
-        if facts["overlap"] and args.device == "cuda" and args.switch not in NO_GUARDS:
+        if facts["overlap"] and args.device == "cuda" and args.switch not in NO_COPIES:
             raise SystemExit("--switch needs a server without overlap scheduling; use --together")
         for _ in range(2):  # one turn each way that is not written down
             ask(server, turn, 0)
@@ -362,7 +362,7 @@ def main() -> int:
     parser.add_argument(
         "--together", type=int, metavar="COPIES", help="servers of each variant, all at once"
     )
-    can = ("armed", "recorder", "tape")
+    can = ("armed", *NO_COPIES)
     armed = [n for n in COMPARED if n.startswith(can) or n.endswith("-alone")]
     parser.add_argument("--switch", choices=armed, metavar="VARIANT", help=", ".join(armed))
     parser.add_argument(
