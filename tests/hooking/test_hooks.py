@@ -428,5 +428,8 @@ def test_where_anything_may_be_is_searched_for_everything(sglang, monkeypatch):
     assert search.modules(function) is sys.modules
     assert scheduler.__name__ not in search.modules(sglangs)
     monkeypatch.setattr(scheduler, "another_name", sglangs, raising=False)
-    monkeypatch.setitem(sys.modules, MODULE, types.ModuleType(MODULE))
+    later = types.ModuleType(MODULE)
+    later.name = sglangs
+    monkeypatch.setitem(sys.modules, MODULE, later)
     assert {scheduler.__name__, MODULE} <= set(search.modules(sglangs))
+    assert MODULE not in search.modules(hook_registry.HookRegistry)

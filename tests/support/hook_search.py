@@ -10,47 +10,58 @@ import sys
 import sysconfig
 import types
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
-INSTALLED = (sysconfig.get_path("purelib"), sysconfig.get_path("stdlib"))
+import g4debug
+
+INSTALLED = (
+    sysconfig.get_path("purelib"),
+    sysconfig.get_path("stdlib"),
+    str(Path(g4debug.__file__).parent),
+)
 
 
 class Search:
-    """Knows which of today's modules have which function or class of SGLang's.
+    """Knows which modules have which function or class of SGLang's, or of ours.
 
-    Modules of tests are not among them, and one that has more or fewer names than today is no
-    longer; in these, and in those imported later, anything may be.
+    A module that has more or fewer names than when it was looked at is looked at again, and so is
+    one that was imported since. In modules of tests anything may be.
     """
 
     def __init__(self) -> None:
         self._names: dict[str, int] = {}  # of a known module: how many names it has
-        self._where: dict[int, list[str]] = defaultdict(list)
+        self._where: dict[int, set[str]] = defaultdict(set)
         self._alive: list[object] = []  # so that no other object gets a number of these
         self._open: list[str] = []
         self._count = -1
-        for name, module in list(sys.modules.items()):
-            if not isinstance(module, types.ModuleType):
-                continue
-            space = vars(module)
-            if not str(space.get("__file__")).startswith(INSTALLED):
-                continue
-            self._names[name] = len(space)
-            for value in filter(of_sglang, list(space.values())):
-                self._where[id(value)].append(name)
-                self._alive.append(value)
+        self._look()
 
     def modules(self, original: object) -> dict[str, types.ModuleType]:
         """Those that may have it. What others than SGLang define may be in each of them."""
         if not of_sglang(original):
             return sys.modules
         if self._count != len(sys.modules):
-            self._count = len(sys.modules)
-            self._open = [n for n, m in list(sys.modules.items()) if not self._is_as_known(n, m)]
+            self._look()
         names = (*self._where.get(id(original), ()), *self._open)
         return {name: sys.modules[name] for name in names if name in sys.modules}
 
-    def _is_as_known(self, name: str, module: object) -> bool:
-        return isinstance(module, types.ModuleType) and self._names.get(name) == len(vars(module))
+    def _look(self) -> None:
+        self._count = len(sys.modules)
+        self._open = []
+        for name, module in list(sys.modules.items()):
+            if not isinstance(module, types.ModuleType):
+                continue
+            space = vars(module)
+            if self._names.get(name) == len(space):
+                continue
+            if not str(space.get("__file__") or INSTALLED[0]).startswith(INSTALLED):
+                self._open.append(name)
+                continue
+            self._names[name] = len(space)
+            for value in filter(of_sglang, list(space.values())):
+                self._where[id(value)].add(name)
+                self._alive.append(value)
 
 
 def shorten() -> Search:
@@ -71,7 +82,10 @@ def shorten() -> Search:
 
 
 def of_sglang(value: object) -> bool:
-    """Whether it is a function or class of SGLang's. No other value is touched: some are lazy."""
+    """Whether it is a function or class of SGLang's, or of ours, which the CPU engine puts there.
+
+    No other value is touched: some are lazy.
+    """
     if type(value) is not types.FunctionType and not issubclass(type(value), type):
         return False
-    return str(value.__module__).partition(".")[0] == "sglang"
+    return str(value.__module__).partition(".")[0] in ("sglang", "g4debug")
