@@ -153,6 +153,25 @@ class PeerRanks:
                 memory.stop_for(seat, stop, time.time_ns())
                 self._wake_all(memory)
 
+    def leads(self) -> bool:
+        """False if another rank on this host decides the same as this one, and tells it.
+
+        The tensor-parallel ranks of a group get the same requests and serve them alike. The first
+        of them leads. A rank that does not know its number, or whose first one is elsewhere or has
+        ended, leads itself.
+        """
+        memory = self.memory
+        if memory is None or not self.seated:
+            return True
+        me = memory.seat(memory.mine)
+        return me.tp < 0 or not any(
+            seat.state == launch_memory.ALIVE
+            and (seat.dp, seat.pp) == (me.dp, me.pp)
+            and 0 <= seat.tp < me.tp
+            and launch_memory.is_alive(seat.pid)
+            for seat in memory.others()
+        )
+
     def schedulers(self) -> list[int]:
         """The numbers of the processes that have a scheduler of this launch, or had one."""
         memory = self.memory

@@ -141,6 +141,23 @@ def test_what_a_crash_recorded_is_no_finding(server):
     assert server.first() is None  # it is this process itself
 
 
+def test_the_first_tensor_parallel_rank_of_a_group_leads(server):
+    with rank(0, STUCK) as first, rank(1, STUCK) as other:
+        assert said(first)["ready"]
+        assert said(other)["ready"]
+        server.join("L")
+        assert server.leads()  # its number is not known yet
+        for ranks, leads in (((0, 2, 0), False), ((1, 2, 0), True), ((0, 2, 1), True)):
+            server.name_ranks(*ranks)
+            assert server.leads() is leads, ranks
+        server.name_ranks(0, 1, 0)
+        assert not server.leads()
+        first.kill()
+        first.wait()
+        assert server.leads()  # and tells, because the first one cannot any more
+    assert PeerRanks().leads()  # of nobody
+
+
 def test_only_the_first_reason_counts(server):
     server.join("L")
     server.stop(FOUND)

@@ -92,6 +92,8 @@ class Standing:
         if self._seconds() >= limit:
             if late and not self.stands:
                 self.stands = True
+                if not self._leads():
+                    return
                 hang = self.progress.turning(self._seconds())
                 finding = report.of_standing(
                     hang, list(self._reasons(late, items, False)), self.context
@@ -110,6 +112,8 @@ class Standing:
         self._quiet_until = self.progress.loop + self._quiet
         for wait in starved:
             wait.told = True
+        if not self._leads():
+            return
         starved.sort(key=lambda w: w.step)
         finding = report.of_starved(
             self._steps - starved[0].step,
@@ -118,6 +122,10 @@ class Standing:
             self.context,
         )
         self.context.trap.tell(finding, each=True)
+
+    def _leads(self) -> bool:
+        """False if another tensor-parallel rank tells the same: one finding is enough."""
+        return self.context.trap.others.leads()
 
     def _never_fits(self, late: list[Wait], items: list[Work]) -> list[Wait]:
         """The first of the queue, if its pool is too small for it and so it can never be admitted.

@@ -149,6 +149,24 @@ def test_a_fix_that_is_off_is_named(monkeypatch, tmp_path, settings, off):
     assert ("G4DEBUG_FIX_PARKED_CHUNK=1 turns it on" in found.cause) is off
 
 
+def test_of_tensor_parallel_ranks_the_first_one_tells(server, monkeypatch):
+    """All others see the same, and doctor shows it of each."""
+    leads = [False]
+    monkeypatch.setattr(server.context.trap.others, "leads", lambda: leads[0])
+    server.has.chunked_req = Request("long", 704)
+    server.turn(3 * LIMIT)
+    assert server.told == []
+    stands, waits = server.flight.standing.live()
+    assert "it stands: no step for" in stands
+    assert waits[0].startswith("request long waits")
+    server.has.chunked_req = None
+    server.step()
+    leads[0] = True
+    server.has.chunked_req = Request("long", 704)
+    server.turn(3 * LIMIT)
+    assert server.told == ["hang: 1"]
+
+
 def test_a_second_stand_still_is_told_again(server):
     request = server.has.chunked_req = Request("long", 704)
     server.turn(2 * LIMIT)
