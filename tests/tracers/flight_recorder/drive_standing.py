@@ -52,6 +52,11 @@ async def parked_chunk(client):
     await client.ask("long", tokens(1600))
 
 
+@scenario(chunked_prefill_size=512, disable_radix_cache=True, tp_size=2, **SWA)
+async def parked_chunk_on_two_ranks(client):
+    await client.ask("long", tokens(1600))
+
+
 @scenario(chunked_prefill_size=1024, **SWA)
 async def resume(client):
     """sglang #32379."""

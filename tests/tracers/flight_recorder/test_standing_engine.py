@@ -49,6 +49,15 @@ def test_a_chunk_that_is_never_admitted_is_told_with_the_reason(tmp_path, capsys
     assert "sglang #36458" in record.finding.cause
 
 
+@pytest.mark.once("who leads is decided alike on each release")
+def test_two_tensor_parallel_ranks_that_stand_make_one_finding(tmp_path):
+    run = drive(tmp_path, DRIVER, "parked_chunk_on_two_ranks", "12", **ALONE)
+    assert run.result == {"long": "stands"}, run.log[-3000:]
+    assert run.log.count("the scheduler hangs") == 1
+    (record,) = run.dumps
+    assert record.finding.location.rank == 0
+
+
 @pytest.mark.skipif(not targets.matches("<0.5.21"), reason="this SGLang serves it")
 def test_a_resume_that_lacks_its_own_prefix_is_told_with_the_reason(tmp_path):
     """sglang #32379."""
