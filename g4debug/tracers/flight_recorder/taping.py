@@ -1,19 +1,18 @@
 """Records the tape (:mod:`g4debug.findings.tape`) while the scheduler works.
 
 Each hook takes a few microseconds and reads only what SGLang has in host memory. A request's
-tokens are hashed once when it arrives and once when it ends.
+tokens are hashed behind the launch of a step, once after it has arrived and once after it has ended
+(:mod:`g4debug.tracers.flight_recorder.due_hashes`).
 """
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import secrets
 import struct
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
@@ -27,6 +26,7 @@ from g4debug.hooking.hooks import Isolated
 from g4debug.hooking.resolved import dp_attention, server_argument
 from g4debug.tracers.base import Context
 from g4debug.tracers.flight_recorder import work
+from g4debug.tracers.flight_recorder.due_hashes import DueHashes, Live
 from g4debug.tracers.flight_recorder.page_digests import EVERY, PageDigests
 
 LOST = "it cannot carry this"
@@ -106,20 +106,6 @@ ARGUMENTS = {
 }
 
 
-@dataclass
-class Live:
-    """A request that has not ended. prompt: its tokens. rest: those that are not hashed yet, as
-    ``tape.packed`` gives them.
-
-    Not the whole prompt: SGLang lets go of some requests without a word, see ``_forget``.
-    """
-
-    id: int
-    chain: tape.Chain
-    prompt: int
-    rest: bytes
-
-
 class Rounds:
     """Counts rounds of the event loop. Of those in a row that were idle only two count."""
 
@@ -148,7 +134,7 @@ class Taping:
         self.context, self.recorder = context, context.recorder
         self.part = context.recorder.status.part(TAPE)
         self.ring = tape.Ring(context.settings.tape << 20)
-        self.key = secrets.token_bytes(32)
+        self.hashes = DueHashes(secrets.token_bytes(32))
         self.rounds = Rounds()
         self.format = tape.FORMAT
         self.digests = PageDigests()
@@ -165,7 +151,6 @@ class Taping:
         self._looked = -1  # the round of that look
         self._many = MANY  # so many live requests are a reason to look
         self._room = 0  # bytes of the last chunk that are a reason to trim
-        self.page = 1
         self.on = self.speculates = self.flushed = False
         self.steps = self.requests = self.checksum = 0
         self._before = 0  # of a replay: the steps of the server before its tape
@@ -186,6 +171,7 @@ class Taping:
             ("cache.release", self.released),
         ):
             self.context.before(site, self.unless_failed(hook))
+        self.context.after("scheduler.run_batch", self.unless_failed(self.launched))
         self.context.after("scheduler.process_result", self.unless_failed(self.result))
 
     def unless_failed(self, hook: Callable[..., Any]) -> Isolated:
@@ -196,15 +182,17 @@ class Taping:
         """
 
         def failed(error: Exception) -> None:
-            self.on = False
-            for each in self._hooks:
-                each.on = False
-            name = getattr(hook, "__name__", "a hook")
-            self.part.off(f"{name} failed: {type(error).__name__}: {error}", error)
+            self._give_up(getattr(hook, "__name__", "a hook"), error)
 
         isolated = Isolated(hook, failed, keeps=True)
         self._hooks.append(isolated)
         return isolated
+
+    def _give_up(self, name: str, error: Exception) -> None:
+        self.on = False
+        for each in self._hooks:
+            each.on = False
+        self.part.off(f"{name} failed: {type(error).__name__}: {error}", error)
 
     def limit(self, what: str, lasts: bool = False) -> None:
         """Note something that is not on the tape. Nobody can replay a tape that has it.
@@ -260,8 +248,8 @@ class Taping:
         """The event loop is about to run."""
         self.scheduler = scheduler
         self.facts, self.variables = facts(scheduler), decisive.variables(os.environ)
-        self.page = int(scheduler.page_size)
         self.speculates = self.facts["speculative_algorithm"] is not None
+        self.hashes.page, self.hashes.firsts = int(scheduler.page_size), self.speculates
         for why in unsupported(scheduler, self.facts):
             self.limit(why, lasts=True)
         self.on = True
@@ -305,6 +293,7 @@ class Taping:
         """The event loop has nothing to do in this round."""
         first = not self.rounds.idle
         self.rounds.idled = True
+        self.hashes.make()
         if not first and self.rounds.idle == 1 and self.on and self.scheduler.is_fully_idle():
             for rid in list(self.live):  # ended while they waited
                 self._end(rid, (), How.ABORT)
@@ -349,6 +338,11 @@ class Taping:
         step = self.steps + self._before
         if step % EVERY == 0 or step & (step - 1) == 0:
             self._every()
+
+    def launched(self, result: Any, *args: Any, **kwargs: Any) -> Any:
+        """A step was launched, and the device works."""
+        self.hashes.make()
+        return result
 
     def _mode(self, mode: Any) -> tuple[int, bool]:
         """The number of a forward mode, and whether it extends. Kept: SGLang compares six modes."""
@@ -454,11 +448,7 @@ class Taping:
                     self.limit(what)
         tokens = message.input_ids
         salt = getattr(message, "extra_key", None), getattr(message, "cache_salt", None)
-        chain = tape.Chain(self.key, self.page, self.speculates, repr(salt) if any(salt) else "")
-        raw = tape.packed(tokens)
-        hashes = chain.feed_packed(raw)
-        self.requests += 1
-        self.live[message.rid] = Live(self.requests, chain, len(tokens), raw[4 * chain.done :])
+        live = Live(self.requests + 1, len(tokens), repr(salt) if any(salt) else "")
         options = (
             tape.IGNORES_EOS * bool(params.ignore_eos)
             | tape.LOGPROBS * bool(message.return_logprob)
@@ -466,7 +456,6 @@ class Taping:
             | tape.UNCACHED * (getattr(message, "bootstrap_host", None) == tape.UNCACHED_HOST)
         )
         start = message.logprob_start_len
-        now = self.ring.now
         event = tape.request(
             self._since(),
             len(tokens),
@@ -475,7 +464,9 @@ class Taping:
             -1 if start is None else max(-1, start),
             getattr(message, "priority", None) or 0,
         )
-        now += event + hashes  # at once: another thread may copy the ring in between
+        self.hashes.request(self.ring, event, live, tokens)
+        self.requests += 1
+        self.live[message.rid] = live
 
     # --- the ends --------------------------------------------------------------------------------
 
@@ -486,8 +477,7 @@ class Taping:
 
     def _end(self, rid: str, output: Any, how: How) -> None:
         live = self.live.pop(rid)
-        now = self.ring.now
-        now += ending(live, output, how)
+        self.hashes.end(self.ring, live, output, how)
         self.ended[rid] = live.id
         if len(self.ended) > REMEMBERED:
             del self.ended[next(iter(self.ended))]
@@ -500,19 +490,22 @@ class Taping:
         limits = self.limits.copy()  # before and after: they may end in between, or begin
         live = self.live.copy()
         running = {r.rid: r for r in unfinished(self.scheduler)}
-        chunks = self.ring.chunks()
+        try:
+            chunks = self.hashes.chunks(self.ring)
+        except Exception as e:  # of a prompt that cannot be on a tape
+            self._give_up("the reading of the tape", e)
+            return None
         closing = []
         for rid, one in live.items():
-            copy = dataclasses.replace(one, chain=one.chain.copy())
-            # Asked behind the copy, because the end of a request goes on in its chain.
             if rid not in self.live:  # it has just ended, and nothing ends twice on a tape
                 continue
             req = running.get(rid)
-            closing.append(ending(copy, () if req is None else outputs(req), How.RUNNING))
+            output = () if req is None else outputs(req)
+            closing.append(self.hashes.ending(one, output, How.RUNNING))
         return pack(
             chunks,
             b"".join(closing),
-            self.page,
+            self.hashes.page,
             self.speculates,
             self.steps,
             self.requests,
@@ -527,12 +520,6 @@ class Taping:
 def open_sessions(scheduler: Any) -> bool:
     """True while a session is open: a server without requests may still hold its pages."""
     return bool(getattr(getattr(scheduler, "session_controller", None), "sessions", None))
-
-
-def ending(live: Live, output: Any, how: How) -> bytes:
-    """The ``END`` of a request."""
-    hashes = live.chain.feed_packed(live.rest + tape.packed(output), live.prompt)
-    return tape.end(live.id, len(output), how, live.prompt) + hashes
 
 
 def outputs(req: Any) -> Any:
