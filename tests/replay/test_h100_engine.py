@@ -2,8 +2,9 @@
 
 Recorded from ``tests/gpu/serve_shared_prefixes.py``: 400 requests, and 250 of which one meets the
 fault ``cached-page-alias``; and from ``repro/soak.py``: 2,000 requests each, of which the first
-steps are replayed here. "tp2" was recorded with two tensor-parallel ranks. What a replay does not
-need, such as environment variables with paths, was taken out of the dumps.
+steps are replayed here. "tp2" was recorded with two tensor-parallel ranks. Those in ``h200`` are
+dumps of SGLang's own bugs, from a H200: cases of the history suite. What a replay does not need,
+such as environment variables with paths, was taken out of the dumps.
 """
 
 from __future__ import annotations
@@ -42,3 +43,18 @@ def test_each_step_is_the_same_on_two_cores(path: Path, capsys: pytest.CaptureFi
     assert ("prefix-cache" in result["text"]) == (what == "cached-page-alias")
     assert result["equal"] >= 290
     assert result["pages_compared"] >= 10
+
+
+@pytest.mark.parametrize(
+    "path", sorted(HERE.with_name("h200").glob("*.pt")), ids=lambda path: path.stem
+)
+def test_a_bug_of_sglangs_own_that_a_gpu_met_comes_again(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if str(targets.sglang_version()) != path.stem.rpartition("-")[2]:
+        pytest.skip("recorded on another release")
+    code = cli.main(["replay", str(path), "--json", "--pages-only"])
+    result = json.loads(capsys.readouterr().out)
+    assert code == 0, result
+    assert result["text"].startswith("reproduced: g4debug: "), result["text"]
+    assert result["equal"] == result["steps"] > 0
