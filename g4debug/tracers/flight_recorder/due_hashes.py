@@ -122,7 +122,5 @@ class DueHashes:
             added = self._added
             self.make()
             chunks, cut = ring.chunks(), self._cut
-            if cut >= 0:  # this interrupts the thread that adds something
-                return [*chunks[:-1], chunks[-1][:cut]]
-            if added == self._added:
-                return chunks
+            if added == self._added:  # else the copy may have room whose hashes came later
+                return chunks if cut < 0 else [*chunks[:-1], chunks[-1][:cut]]

@@ -124,14 +124,14 @@ def test_another_thread_reads_a_part_of_the_same_tape(monkeypatch: pytest.Monkey
     thread = threading.Thread(target=reader)
     thread.start()
     try:
-        drive(due, now, 300)
+        drive(due, now, 1500)
     finally:
         over.set()
         thread.join()
         sys.setswitchinterval(before)
     (whole,) = due.chunks(now)
     calm = ring()
-    drive(other := hashes(16, True), calm, 300)
+    drive(other := hashes(16, True), calm, 1500)
     assert [whole] == other.chunks(calm)
     assert all(whole.startswith(one) for one in read)
 
