@@ -236,14 +236,14 @@ def replay_all(
     watch: bool = False,
 ) -> list[Replay]:
     """The replays of these cases, one at a time, and the known ones of all others."""
-    found = {(r.case, r.device, r.tool in replays.WATCH, r.seed): r for r in known_replays()}
+    found = {r.key: r for r in known_replays()}
     folder = folder / "replays"
     folder.mkdir(parents=True, exist_ok=True)
     for name, case in chosen.items():
         for seed in range(0 if case.gpu and device == CPU else seeds):
             new = replays.run(name, seed, folder, device, watch)
             if new is not None:
-                found[name, device, watch, seed] = new
+                found[new.key] = new
                 render.say(console, f"{name}, seed {seed}: {new.word}. {new.said}", hang=4)
             else:
                 render.say(console, f"{name}, seed {seed}: there is no run to replay")

@@ -99,22 +99,25 @@ class DueHashes:
                 continue
 
     def _hashes(self, due: _Due) -> bytes:
-        live, raw = due.live, tape.packed(due.tokens)
+        live = due.live
         if due.ends:
-            assert live.hashed is not None  # they are made in their order
-            chain, rest = live.hashed
-            return chain.copy().feed_packed(rest + raw, live.prompt)
+            return self._of_answer(live, due.tokens)
+        raw = tape.packed(due.tokens)
         chain = tape.Chain(self.key, self.page, self.firsts, live.salt)
         hashes = chain.feed_packed(raw)
         live.hashed = chain, raw[4 * chain.done :]
         return hashes
 
-    def ending(self, live: Live, output: Sequence[int], how: How) -> bytes:
-        """The end of a request that has not ended, for a copy of the tape. Its prompt is hashed."""
+    def _of_answer(self, live: Live, output: Sequence[int]) -> bytes:
+        """They go on where those of the prompt end, which are made before them."""
         assert live.hashed is not None
         chain, rest = live.hashed
-        hashes = chain.copy().feed_packed(rest + tape.packed(output), live.prompt)
-        return tape.end(live.id, len(output), how, live.prompt) + hashes
+        return chain.copy().feed_packed(rest + tape.packed(output), live.prompt)
+
+    def ending(self, live: Live, output: Sequence[int], how: How) -> bytes:
+        """The end of a request that has not ended, for a copy of the tape. Its prompt is hashed."""
+        event = tape.end(live.id, len(output), how, live.prompt)
+        return event + self._of_answer(live, output)
 
     def chunks(self, ring: tape.Ring) -> list[bytes]:
         """The tape, chunk by chunk, with all hashes that it has room for."""

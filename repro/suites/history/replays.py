@@ -64,6 +64,21 @@ class Replay:
     truth: bool = True
     device: str = CPU
 
+    @property
+    def watched(self) -> bool:
+        """The run had no more than ``SGLANG_TRTLLM_MHA_DEBUG=watch``."""
+        return self.tool in WATCH
+
+    @property
+    def key(self) -> tuple[str, bool, str, int]:
+        """What there is one of."""
+        return self.case, self.watched, self.device, self.seed
+
+
+def tools_of(case: str, watch: bool = False) -> tuple[str, ...]:
+    """The tools of the runs of a case that are replayed; the first one that a release takes."""
+    return WATCH if watch else HELD_BACK if case_of(case).gpu else TOOLS
+
 
 def run(
     case: str, seed: int, folder: Path, device: str = CPU, watch: bool = False
@@ -73,7 +88,7 @@ def run(
     folder: keeps the runs and the results; a run that is there is not run again. One on a GPU has
     to be there. watch: the run had no more than ``SGLANG_TRTLLM_MHA_DEBUG=watch``.
     """
-    tools = WATCH if watch else HELD_BACK if case_of(case).gpu else TOOLS
+    tools = tools_of(case, watch)
     kept = folder / f"{Cell(case, BUGGY, tools[-1], seed, device=device).id}.replay"
     if kept.is_file():
         return Replay(**json.loads(kept.read_text()))
@@ -94,7 +109,7 @@ def recorded(
 
     None if it takes none of them. A run that is in ``folder`` is not run again.
     """
-    for tool in tools or (HELD_BACK if case_of(case).gpu else TOOLS):
+    for tool in tools or tools_of(case):
         blank = Cell(case, BUGGY, tool, seed, device=device)
         ran = cells.kept(blank.id, folder)
         if ran is None:
@@ -205,7 +220,7 @@ def words(case: Case, replayed: Sequence[Replay], watch: bool = False) -> str:
 
     watch: of the runs that had no more than ``SGLANG_TRTLLM_MHA_DEBUG=watch``.
     """
-    found = [r for r in replayed if (r.tool in WATCH) == watch]
+    found = [r for r in replayed if r.watched == watch]
     parts = [_words(case, [r for r in found if r.device == device]) for device in (CPU, CUDA)]
     parts[1] = f"from a GPU: {parts[1]}" if parts[1] else ""
     return "; ".join(filter(None, parts)) or NOT_RUN
@@ -234,7 +249,7 @@ def good(found: Iterable[Replay]) -> bool:
 
 def as_text(found: Iterable[Replay]) -> str:
     """One in a line, as JSON."""
-    ordered = sorted(found, key=lambda r: (r.case, r.tool in WATCH, r.device, r.seed))
+    ordered = sorted(found, key=lambda r: r.key)
     return "".join(f"{json.dumps(asdict(r))}\n" for r in ordered)
 
 

@@ -7,7 +7,6 @@ import threading
 from array import array
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -110,7 +109,7 @@ def test_whoever_interrupts_it_reads_a_part_of_the_same_tape() -> None:
     assert all(whole.startswith(one) for one in read)
 
 
-def test_another_thread_reads_a_part_of_the_same_tape(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_thread_reads_a_part_of_the_same_tape() -> None:
     now, due = ring(), hashes(16, True)
     read: list[bytes] = []
     over = threading.Event()
