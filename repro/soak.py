@@ -13,6 +13,9 @@ be replayed elsewhere.
 On a GPU prefill runs on ``triton`` and decode on ``trtllm_mha``, on the CPU engine both run on
 ``trtllm_mha``; --backend triton puts everything on ``triton``.
 
+--tokens, --together and --longest make the pools, the batches and the prompts those of production:
+small ones, in which SGLang itself retracts and evicts, are the default.
+
 --model names another model: a toy on the CPU engine, and on a GPU the real shape of Llama 3 8B,
 Qwen3 8B or gpt-oss 20B with weights that SGLang draws (``repro/workloads/shapes.py``), on SGLang's
 own choice of attention backends if --backend names none. --draft is a draft for it.
@@ -51,6 +54,7 @@ ENGINE: dict[str, dict[str, Any]] = {
     "cpu": {"max_running_requests": 12, "max_total_tokens": 1024},
     "cuda": {"max_running_requests": 12, "max_total_tokens": 4096},
 }
+SIZES = ("max_total_tokens", "max_running_requests")
 V2 = {"SGLANG_FROZEN_KV_MTP_V2": "1", "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1"}
 ON_V2 = "FROZEN_KV_MTP runs on speculative decoding v2."  # logged by the fix, once it is in force
 STAYS = re.compile(r"frozen-kv-mtp-v2: not used, so the server stays on v1: (.*)")
@@ -74,6 +78,7 @@ def run(armed: bool, args: Namespace, folder: Path, console: Console) -> Outcome
     engine: dict[str, Any] = {
         **ENGINE[args.device],
         **({"disable_overlap_schedule": False} if v2 else {}),
+        **{name: n for name, n in zip(SIZES, (args.tokens, args.together), strict=True) if n},
     }
     if args.device == "cpu" or args.model != DEFAULT:
         engine["model"] = args.model
@@ -88,7 +93,7 @@ def run(armed: bool, args: Namespace, folder: Path, console: Console) -> Outcome
     with console.status(name):
         return mixed.run(
             name, env, folder, TIMEOUT, args.requests, engine, short=True, device=args.device,
-            tape=armed,
+            tape=armed, longest=args.longest,
         )  # fmt: skip
 
 
@@ -139,6 +144,12 @@ def main() -> int:
     parser.model()
     parser.add_argument("--draft", default="", choices=("", *DRAFTS, "ngram"), metavar="NAME")
     parser.number("--tp", "tensor-parallel ranks, each on a GPU of its own", 1, "RANKS")
+    for size, what in (
+        ("--tokens", "the KV pool's size (default: 1,024, on a GPU 4,096)"),
+        ("--together", "requests that run at once (default: 12)"),
+        ("--longest", "tokens of a prompt, at most (default: 160, on a GPU 900)"),
+    ):
+        parser.add_argument(size, type=int, default=0, metavar="N", help=what)
     parser.keep("logs and dumps")
     parser.add_argument(
         "--v2", action="store_true", help="the armed run has FROZEN_KV_MTP on v2 (0.5.12.post1)"

@@ -31,7 +31,9 @@ class Figure:
     rounds: int
 
     def __str__(self) -> str:
-        return f"{self.value:+.1%} ({self.low:+.1%} to {self.high:+.1%})"
+        digits = 2 if self.high - self.low < 0.01 else 1  # a tenth says nothing of 0.3 %
+        low, value, high = (f"{x:+.{digits}%}" for x in (self.low, self.value, self.high))
+        return f"{value} ({low} to {high})"
 
 
 def percentile(values: Sequence[float], percent: float) -> float:

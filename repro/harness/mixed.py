@@ -108,18 +108,19 @@ def run(
     device: str = "cpu",
     last_words: str = "",
     tape: bool = False,
+    longest: int = 0,
 ) -> Outcome:
     """``count`` requests, ``waves`` times, on an engine in a process of its own.
 
-    overrides: arguments of the engine. short: thousands of short requests, see SHORT. tape: leave
-    the flight recorder's tape in ``folder``. The result has the output of every request, and the
-    checks of each scheduler's tracers.
+    overrides: arguments of the engine. short: thousands of short requests, see SHORT. longest:
+    tokens of a prompt, in place of SHORT's. tape: leave the flight recorder's tape in ``folder``.
+    The result has the output of every request, and the checks of each scheduler's tracers.
     """
     arguments = {
         "count": count,
         "waves": waves,
         "overrides": dict(overrides),
-        "shape": SHORT[device] if short else {},
+        "shape": {**(SHORT[device] if short else {}), **({"longest": longest} if longest else {})},
         "tape": tape,
     }
     return run_child(

@@ -98,6 +98,7 @@ def test_rounds_without_the_base_are_left_out():
 
 def test_a_figure_reads_as_percent():
     assert str(overhead.Figure(0.0149, -0.001, 0.03, 7)) == "+1.5% (-0.1% to +3.0%)"
+    assert str(overhead.Figure(0.00149, -0.001, 0.003, 7)) == "+0.15% (-0.10% to +0.30%)"
 
 
 def test_a_page_is_filled_between_its_marks():
