@@ -97,6 +97,8 @@ class How(IntEnum):
 
 
 IGNORES_EOS, LOGPROBS, HEALTH, UNCACHED = 1, 2, 4, 8  # the options of a request
+PRIORITY = 16  # it was given one, if only 0: SGLang puts one without any behind all others
+MOST_PRIORITY = 1 << 38  # and -MOST_PRIORITY: its absolute value on a tape
 UNCACHED_HOST = "2.2.2.2"  # bootstrap_host: SGLang keeps such a request out of the prefix cache
 
 
@@ -354,6 +356,11 @@ class Request:
     output: int = 0
     how: How = How.RUNNING
     accepted: bytearray = field(default_factory=bytearray)
+
+    @property
+    def asked_priority(self) -> int | None:
+        """The priority that it came with, None for none. Older tapes do not tell 0 from none."""
+        return self.priority if self.priority or self.options & PRIORITY else None
 
 
 @dataclass(frozen=True)

@@ -247,7 +247,7 @@ class Feeder:
             logprob_start_len=request.logprobs_from,
             top_logprobs_num=0,
             stream=False,
-            priority=request.priority or None,
+            priority=request.asked_priority,
             bootstrap_host=tape.UNCACHED_HOST if request.options & tape.UNCACHED else None,
         )
 

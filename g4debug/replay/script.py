@@ -285,7 +285,8 @@ def _lines(events: Iterable[tuple[Event, After]]) -> Iterator[str]:
         elif isinstance(event, Abort):
             yield f"run.abort({event.whose})"
         elif isinstance(event, Request):
-            more = f", priority={event.priority}" if event.priority else ""
+            asked = event.asked_priority
+            more = "" if asked is None else f", priority={asked}"
             if event.options & LOGPROBS:
                 more += f", return_logprob=True, logprob_start_len={event.logprobs_from}"
             if event.options & UNCACHED:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from g4debug.findings import decisive, tape
+from g4debug.findings import decisive, decisive_arguments, tape
 from g4debug.findings.kinds import Place, place_of
 from g4debug.findings.record import Plain, Tape, TrapRecord
 from g4debug.findings.tape import Recording
@@ -209,6 +209,7 @@ def _arguments(
         "disable_overlap_schedule": not facts.get("enable_overlap"),
         "schedule_policy": facts.get("schedule_policy"),
         **_priorities(facts),
+        **decisive_arguments.given(facts),
         **_speculation(facts),
     }
 

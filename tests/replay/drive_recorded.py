@@ -5,7 +5,9 @@ arguments of the engine. Strangers, conversations, shared prefixes, aborts and s
 in the order, it asks the scheduler for its tape at the end, and writes it there. ``flush``: the
 cache is flushed, and so many requests follow. ``long``: so many long answers. ``waiting``: so
 many requests wait for each other, of which 0.5.12.post1 dies. ``grammar``: so many
-requests have one, before that flush. ``locked``: a bug of
+requests have one, before that flush. ``priorities``: each request has one of these, or none for
+null. ``parked``: at last, a prompt of so many tokens, with which 0.5.23 stands in a pool smaller
+than two chunks (#36458). ``idle``: seconds without a request before that. ``locked``: a bug of
 0.5.12.post1 shows itself. So locked-prefix-0.5.12.post1.pt was made, with G4DEBUG_FIXES=none, seed
 7, 25 requests, 3 together, no mtp, and in the engine max_total_tokens 6144, swa_full_tokens_ratio
 0.3, max_running_requests 4, chunked_prefill_size 512, disable_overlap_schedule.
@@ -26,8 +28,9 @@ WORDS = (4, 512)
 
 
 class Traffic:
-    def __init__(self, engine: Any, seed: int) -> None:
+    def __init__(self, engine: Any, seed: int, priorities: list[int | None]) -> None:
         self.engine, self.dice, self.count = engine, random.Random(seed), 0
+        self.priorities = priorities
         self.shared = [self.tokens(192), self.tokens(300)]
 
     def tokens(self, count: int) -> list[int]:
@@ -37,7 +40,10 @@ class Traffic:
         sampling = {"temperature": 0, "max_new_tokens": longest, "ignore_eos": True, **more}
         self.count += 1
         rid = f"q{self.count:05}"
-        told = await self.engine.async_generate(input_ids=prompt, sampling_params=sampling, rid=rid)
+        other = {"priority": self.dice.choice(self.priorities)} if self.priorities else {}
+        told = await self.engine.async_generate(
+            input_ids=prompt, sampling_params=sampling, rid=rid, **other
+        )
         return list(told["output_ids"])
 
     async def one(self) -> None:
@@ -114,7 +120,7 @@ def main() -> None:
 
     order = json.loads(sys.argv[1])
     engine = sglang.Engine(**engine_arguments(mtp=order["mtp"], **order.get("engine", {})))
-    traffic = Traffic(engine, order["seed"])
+    traffic = Traffic(engine, order["seed"], order.get("priorities", []))
     engine.loop.run_until_complete(traffic.run(order["requests"], order["together"]))
     if order.get("long"):
         engine.loop.run_until_complete(traffic.run(order["long"], order["together"], long=True))
@@ -130,6 +136,9 @@ def main() -> None:
         time.sleep(1)  # a flush that comes a moment too early waits, and a tape cannot carry that
         assert engine.flush_cache().success
         engine.loop.run_until_complete(traffic.run(order["flush"], order["together"]))
+    if order.get("parked"):
+        time.sleep(order.get("idle", 0))
+        engine.loop.run_until_complete(traffic.ask(traffic.tokens(order["parked"]), 4))
     if order.get("tape"):
         import os
 

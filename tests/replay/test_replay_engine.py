@@ -46,7 +46,7 @@ def recorded(
     requests: int,
     engine: dict[str, Any] | None = None,
     together: int = 5,
-    more: dict[str, int] | None = None,
+    more: dict[str, Any] | None = None,
     **environ: str,
 ) -> TrapRecord:
     """The dump that is left: of a finding, or of a healthy server that was asked for its tape."""
@@ -138,6 +138,32 @@ def test_the_steps_up_to_one_of_them(
     assert result["text"] == f"equal up to step 50: {n}, and nothing was found up to there"
     assert result["equal"] == 50
     assert n.replace(" steps", "") in page.read_text()
+
+
+@pytest.mark.once("priorities are on a tape alike on each release")
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"prefill_max_requests": 1},
+        {"schedule_low_priority_values_first": True, "disable_priority_preemption": True},
+    ],
+    ids=["high first", "low first"],
+)
+def test_no_priority_is_not_priority_0(
+    more: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """SGLang puts a request without a priority behind all others, also behind those below 0.
+
+    The other arguments decide, too, and a replay's server has to get them.
+    """
+    engine = {"enable_priority_scheduling": True, "max_running_requests": 4, **more}
+    mixed = {"priorities": [None, -1, 0, 2]}
+    record = recorded(tmp_path, False, 25, engine, together=8, more=mixed)
+    assert record.tape is not None
+    assert more.items() <= record.tape.scheduler.items()
+    result = replay(tmp_path, record, capsys, "--pages-only")
+    assert result["code"] == 0, result
+    assert result["equal"] == result["steps"] > 25
 
 
 @pytest.mark.once("who ends a replay, and what it leaves, is up to the replay")

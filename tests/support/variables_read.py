@@ -74,6 +74,13 @@ def read_in(source: str) -> Iterator[str]:
                 yield str(node.args[0].value)
 
 
+def files(root: Path) -> list[Path]:
+    """The modules that decide. root: ``sglang/srt`` of a release."""
+    found = [p for pattern in FILES for p in root.glob(pattern)]
+    assert len(found) > 40
+    return [p for p in found if not OTHER.search(str(p.relative_to(root)))]
+
+
 def unknown(root: Path) -> dict[str, list[str]]:
     """Each variable that decides there and is neither known nor harmless, with its files.
 
@@ -81,11 +88,7 @@ def unknown(root: Path) -> dict[str, list[str]]:
     """
     found: dict[str, list[str]] = {}
     known = decisive.DECISIVE | decisive.ON_TAPE | decisive.OTHER_WAYS | {*decisive.SECONDS}
-    files = [p for pattern in FILES for p in root.glob(pattern)]
-    assert len(files) > 40
-    for path in files:
-        name = str(path.relative_to(root))
-        if not OTHER.search(name):
-            for variable in {*read_in(path.read_text())} - known - HARMLESS:
-                found.setdefault(variable, []).append(name)
+    for path in files(root):
+        for variable in {*read_in(path.read_text())} - known - HARMLESS:
+            found.setdefault(variable, []).append(str(path.relative_to(root)))
     return found

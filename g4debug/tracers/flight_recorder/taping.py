@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import itemgetter
 from typing import Any
 
-from g4debug.findings import decisive, tape
+from g4debug.findings import decisive, decisive_arguments, tape
 from g4debug.findings.record import Plain, Tape
 from g4debug.findings.status import TAPE
 from g4debug.findings.steps import pool_sizes
@@ -32,6 +32,7 @@ from g4debug.tracers.flight_recorder.page_digests import EVERY, PageDigests
 LOST = "it cannot carry this"
 LASTS = -1  # of a limit, in place of a step
 REMEMBERED = 256  # requests that have ended, and may still be in a result on its way
+UNBOUNDED = 1 << 30  # max_new_tokens: SGLang takes it for none, and cuts it to what there may be
 MANY = 64  # requests more than SGLang has: then those are looked for that it has no more
 
 _STEP = struct.Struct("<BH").pack
@@ -45,8 +46,7 @@ SCHEDULER = (
     "max_req_len", "max_req_input_len", "chunked_prefill_size", "is_mixed_chunk",
     "enable_overlap", "schedule_policy", "enable_priority_scheduling",
     "schedule_low_priority_values_first", "priority_scheduling_preemption_threshold",
-    "sliding_window_size", "prefill_decode_interval", "prefill_decode_interval_min_bs",
-    "truncation_align_size",
+    "sliding_window_size", "truncation_align_size",
 )  # fmt: skip
 STATES = "linear"  # a pool for layers that attend, and another one for states
 POOLS = ("size", "size_full", "size_swa")  # of its allocator, in tokens
@@ -92,17 +92,6 @@ SAMPLING = {
     "ebnf": "grammars",
     "structural_tag": "grammars",
     "beam_width": "beam search",
-}
-ARGUMENTS = {
-    "disaggregation_mode": "disaggregation",
-    "dllm_algorithm": "diffusion models",
-    "enable_hierarchical_cache": "HiCache",
-    "enable_hisparse": "HiSparse",
-    "enable_lmcache": "LMCache",
-    "enable_flexkv": "FlexKV",
-    "enable_pdmux": "PD multiplexing",
-    "enable_unified_memory": "the unified memory pool",
-    "enable_unified_cache_external_linker": "a cache that is linked from outside",
 }
 
 
@@ -455,14 +444,21 @@ class Taping:
             | tape.HEALTH * str(message.rid).startswith("HEALTH_CHECK")
             | tape.UNCACHED * (getattr(message, "bootstrap_host", None) == tape.UNCACHED_HOST)
         )
+        priority = getattr(message, "priority", None)
+        if priority is not None:
+            options |= tape.PRIORITY
+            if abs(priority) > tape.MOST_PRIORITY:
+                self.limit(f"priorities beyond {tape.MOST_PRIORITY}")
+                priority = 0
+        longest = params.max_new_tokens
         start = message.logprob_start_len
         event = tape.request(
             self._since(),
             len(tokens),
-            params.max_new_tokens,
+            None if longest is None else min(longest, UNBOUNDED),
             options,
             -1 if start is None else max(-1, start),
-            getattr(message, "priority", None) or 0,
+            priority or 0,
         )
         self.hashes.request(self.ring, event, live, tokens)
         self.requests += 1
@@ -574,7 +570,8 @@ def facts(scheduler: Any) -> dict[str, Plain]:
         if name == "decay" and tracker is None:
             here = getattr(scheduler, "new_token_ratio_decay", None)
         found[f"{name}_new_token_ratio"] = here if tracker is None else getattr(tracker, name)
-    found |= {name: server_argument(scheduler.server_args, name) for name in SPECULATION}
+    asked = (*SPECULATION, *decisive_arguments.AGAIN)
+    found |= {name: server_argument(scheduler.server_args, name) for name in asked}
     policies = sys.modules.get(type(getattr(scheduler, "policy", None)).__module__)
     found |= {name: getattr(policies, name, None) for name in POLICY}
     found["prefix_cache"] = type(scheduler.tree_cache).__name__
@@ -598,14 +595,10 @@ def unsupported(scheduler: Any, facts: Mapping[str, Any]) -> Iterator[str]:
         yield "states of linear layers, which have a pool of their own"
     if (facts["speculative_eagle_topk"] or 1) > 1:
         yield "several draft paths (speculative_eagle_topk)"
-    for name, what in ARGUMENTS.items():
-        if server_argument(args, name) not in (None, False, "null"):
-            yield what
+    asked = (*decisive_arguments.LIMITS, *decisive_arguments.RANKS)
+    yield from decisive_arguments.not_carried({name: server_argument(args, name) for name in asked})
     if dp_attention(args):
         yield "data-parallel attention"
-    for name, what in (("pp_size", "pipeline ranks"), ("dp_size", "data-parallel ranks")):
-        if int(server_argument(args, name, 1)) > 1:
-            yield what
     yield from decisive.not_carried(os.environ, hasattr(scheduler, "_poll_timeout_aborts"))
     policy = scheduler.schedule_policy
     _, check, tokens = (facts[name] for name in POLICY)
