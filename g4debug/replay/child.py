@@ -26,6 +26,8 @@ from g4debug.replay import memory
 from g4debug.replay.parent import end_with_parent
 
 EVERY = 0.2  # seconds between two news of a job
+TO_END = 30.0  # seconds that a fork has to end its step, if it was asked to end
+MORE = 1.1  # times the memory that it may take meanwhile
 
 
 @dataclass(frozen=True)
@@ -172,19 +174,32 @@ class Replayer:
         os._exit(0)
 
     def _wait(self, pid: int, job: dict[str, Any]) -> None:
-        end, large = time.monotonic() + job["seconds"], False
-        while time.monotonic() < end and not large:
+        """Until a fork has ended. One that takes too long or too much is asked to end, if it was
+        given all: then it is known what was equal up to there. It is killed if it does not."""
+        end, asked, why, large = time.monotonic() + job["seconds"], False, "", False
+        while True:
             found, status = os.waitpid(pid, os.WNOHANG)
             if found:
                 break
-            large = memory.taken(pid) > self.most
+            late, taken = time.monotonic() >= end, memory.taken(pid)
+            large = large or taken > self.most
+            over = late or taken > MORE * self.most
+            if (asked and over) or ((late or large) and job["workload"] is not None):
+                os.kill(pid, signal.SIGKILL)
+                _, status = os.waitpid(pid, 0)
+                break
+            if (late or large) and not asked:
+                why = memory.too_much(self.most) if large else f"the {job['seconds']:.0f} s are up"
+                Path(job["stop"]).write_text(why)
+                end, asked = time.monotonic() + TO_END, True
             self._tell(steps=int.from_bytes(self.steps[:], "little"))
             time.sleep(EVERY)
-        else:
-            os.kill(pid, signal.SIGKILL)
-            _, status = os.waitpid(pid, 0)
-        why = memory.too_much(self.most) if large else ""
-        self._tell(done=job["result"], status=status, pid=pid, large=why)
+        self._tell(
+            done=job["result"],
+            status=status,
+            pid=pid,
+            large=memory.too_much(self.most) if large else "",
+        )
 
     # --- a fork ----------------------------------------------------------------------------------
 

@@ -43,8 +43,9 @@ Progress = Callable[[int], None]  # told of the number of steps up to now
 class Outcome:
     """The result of a job.
 
-    ended: "tape" (all was given), "raised", "stuck", "late", "died" or, by Ctrl-C, "stopped".
-    error: the exception's text. recording: the tape of this scheduler. scheduler: the settings by
+    ended: "tape" (all was given), "raised", "stuck", "late", "died" or "stopped", by
+    Ctrl-C or because time or memory were used up. error: the exception's text, or why it was
+    stopped, "" for Ctrl-C. recording: the tape of this scheduler. scheduler: the settings by
     which it decides, as in ``Tape.scheduler``. records: its findings' dumps, oldest first. last:
     its last dump, with or without a finding; its history is compared. lacking: how many verifies
     are not on the tape. reached: at each event that was given, how many tokens each request had
@@ -141,7 +142,7 @@ class Host:
         stopped = stop.exists() and found["ended"] == "tape"
         return Outcome(
             STOPPED if stopped else found["ended"],
-            found.get("error", ""),
+            stop.read_text() if stopped else found.get("error", ""),
             recording,
             found.get("scheduler", {}),
             records,

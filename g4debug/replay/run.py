@@ -76,8 +76,10 @@ def replayed(
                 more = (*judged.more, *_not_carried(made, on))
                 judged = dataclasses.replace(judged, more=more)
             if stopped and judged.found is None:
+                why = outcome.error or INTERRUPTED
+                more = (*judged.more, *([_further(pages_only)] if outcome.error else ()))
                 judged = dataclasses.replace(
-                    judged, code=verdict.NOTHING, text=f"{INTERRUPTED}; {judged.text}"
+                    judged, code=verdict.NOTHING, text=f"{why}; {judged.text}", more=more
                 )
             search = None
             if (shrink or plain) and judged.found is not None and not stopped:
@@ -134,6 +136,12 @@ def replayed(
     )
 
 
+def _further(pages_only: bool) -> str:
+    """What to do where time or memory were up."""
+    ways = ["more --seconds", *([] if pages_only else ["--pages-only"]), "fewer tracers (--trace)"]
+    return f"It comes further with {', with '.join(ways[:-1])}, and with {ways[-1]}."
+
+
 def _not_carried(made: setting.Setting, on: Tape) -> Iterator[str]:
     """What may have decided there and is not on the tape, for whoever looks for it."""
     if on.ended:
@@ -166,7 +174,7 @@ def _with_it(found: Finding, outcome: host.Outcome, record: TrapRecord, first: i
     if outcome.records:
         return f"another finding comes: {outcome.records[0].finding.headline}"
     if outcome.ended == STOPPED:
-        return INTERRUPTED
+        return f"cannot be told: {outcome.error}" if outcome.error else INTERRUPTED
     if outcome.ended != "tape" or outcome.recording is None:
         return f"cannot be told: it {verdict.end_of(outcome)}"
     steps = f"{outcome.recording.steps} steps"

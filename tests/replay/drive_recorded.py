@@ -138,7 +138,9 @@ def main() -> None:
         engine.loop.run_until_complete(traffic.run(order["flush"], order["together"]))
     if order.get("parked"):
         time.sleep(order.get("idle", 0))
-        engine.loop.run_until_complete(traffic.ask(traffic.tokens(order["parked"]), 4))
+        asked = asyncio.wait_for(traffic.ask(traffic.tokens(order["parked"]), 4), 30)
+        with contextlib.suppress(TimeoutError):
+            engine.loop.run_until_complete(asked)
     if order.get("tape"):
         import os
 

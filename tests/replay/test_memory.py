@@ -27,7 +27,7 @@ def waiting(most: int) -> tuple[Any, io.StringIO]:
 
 
 @pytest.mark.parametrize("much", [False, True], ids=["little", "much"])
-def test_a_fork_that_takes_too_much_is_ended_with_a_reason(much: bool) -> None:
+def test_a_fork_that_takes_too_much_is_ended_with_a_reason(much: bool, tmp_path: Path) -> None:
     # What a fork has not touched does not count as its own, so it must take that much again.
     mine = memory.taken(os.getpid())
     replayer, answers = waiting(mine + (50 << 20))
@@ -38,7 +38,8 @@ def test_a_fork_that_takes_too_much_is_ended_with_a_reason(much: bool) -> None:
         held[::4096] = b"1" * len(held[::4096])
         time.sleep(90 if much else 0)
         os._exit(0)
-    replayer._wait(pid, {"seconds": 60, "result": "x"})
+    stop = tmp_path / "stop"
+    replayer._wait(pid, {"seconds": 60, "result": "x", "stop": str(stop), "workload": None})
     news = json.loads(answers.getvalue().splitlines()[-1])
     assert ("GiB of memory" in news["large"]) == much
 

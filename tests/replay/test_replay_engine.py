@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import releases
+import small_tape
 from real_engine import ENGINE, drive, dumps_in
 
 from g4debug import cli
@@ -374,6 +375,42 @@ def test_a_hang_of_sglangs_own_comes_again(
     assert result["text"].startswith("reproduced: g4debug: flight-recorder: the scheduler hangs")
     assert result["equal"] == result["steps"]
     assert _does_not_come(result, "fix parked-chunk on")
+
+
+@pytest.mark.once("a tape loses its beginning alike on each release")
+@pytest.mark.parametrize(("begins", "together"), [("idle", 1), ("busy", 6)])
+def test_a_hang_of_a_server_whose_tape_has_lost_its_beginning(
+    begins: str, together: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As with each server that has run for long: which pages were in use is not known."""
+    engine = {
+        **ENGINE_ARGUMENTS, "max_total_tokens": 8192, "swa_full_tokens_ratio": 0.1,
+        "disable_radix_cache": True, "max_running_requests": None,
+    }  # fmt: skip
+    order = {
+        "seed": 5, "requests": 30, "together": together, "mtp": False, "engine": engine,
+        "parked": 1600,
+    }  # fmt: skip
+    environ = small_tape.installed(tmp_path / "plugin", 1200)
+    drive(
+        tmp_path, DRIVER, json.dumps(order), SGLANG_TRTLLM_MHA_DEBUG="1", G4DEBUG_FIXES="none",
+        G4DEBUG_HANG_SECONDS="2", **environ,
+    )  # fmt: skip
+    (record,) = dumps_in(tmp_path)
+    assert record.tape is not None
+    assert (record.finding.kind, record.tape.begins) == ("hang", begins)
+    assert 0 < record.tape.first < record.tape.steps
+    small = tmp_path / "small.pt"
+    result = replay(
+        tmp_path, record, capsys, "--pages-only", "--fix", "parked-chunk=1", "--shrink", str(small)
+    )
+    assert result["code"] == 0, result
+    assert result["text"].startswith("reproduced, on other pages: g4debug: flight-recorder")
+    assert f"where the server was {begins}" in result["more"][0]
+    assert _does_not_come(result, "fix parked-chunk on")
+    shrunk = reading.read(small)
+    assert shrunk.finding.kind == "hang"
+    assert len(result["shrunk"]["kept"]) == 1
 
 
 @pytest.mark.long("a replay that shrinks, and one of what is left")
