@@ -81,6 +81,27 @@ class Replayed:
     tried: tuple[tuple[str, str], ...] = ()  # with another fix or release: name, what came of it
     script: Scripted | None = None
 
+    @property
+    def whence(self) -> str:
+        """Where its tape begins, in words."""
+        return BEGINS.get(self.begins, self.begins)
+
+    @property
+    def compared(self) -> tuple[tuple[str, str], ...]:
+        """The rows of the table of who has it: first as it was, then each other fix and release."""
+        if not self.tried:
+            return ()
+        return ((f"SGLang {self.release}, as it was there", "it comes"), *self.tried)
+
+
+# How the server was where a tape begins -> the place, in words.
+BEGINS = {
+    "start": "where the server started",
+    "flush": "where its cache was flushed",
+    "idle": "a moment in which it was idle",
+    "busy": "the middle of its work",
+}
+
 
 def render(result: Replayed, console: Console) -> None:
     result = cleaned(result)
@@ -92,9 +113,8 @@ def render(result: Replayed, console: Console) -> None:
     for line in result.more:
         say(line)
     if result.steps:
-        where = "where the server started" if result.begins == "start" else f"({result.begins})"
         said = (
-            f"{result.requests} requests, {result.steps} steps from {where}; SGLang "
+            f"{result.requests} requests, {result.steps} steps from {result.whence}; SGLang "
             f"{result.release} on the CPU engine, {result.seconds:.0f} s"
         )
         if result.pages_compared >= 0:
@@ -104,9 +124,10 @@ def render(result: Replayed, console: Console) -> None:
         say(f"injected again: {result.faults}")
     for note in result.notes:
         say(f"not as it was: {note}")
-
-    for name, what in result.tried:
-        say(f"{name}: {what}")
+    if result.tried:
+        wide = max(len(name) for name, _ in result.compared)
+        for name, what in result.compared:
+            hang(console, Text(f"{name:{wide}}  {what}"), "  ", 4 + wide)
     if result.shrunk is not None:
         _render_shrunk(result.shrunk, console, say)
     if result.script is not None:
