@@ -19,7 +19,7 @@ from g4debug import cli
 from g4debug.hooking import targets
 
 LONG = pytest.mark.long("some hundred steps, one to three minutes")
-pytestmark = [*ENGINE, LONG]
+pytestmark = ENGINE
 HERE = Path(__file__).with_name("h100")
 TAPES = sorted(HERE.glob("*.pt"))
 # What is wrong is no page table in "cached-page-alias", so the model must compute there.
@@ -30,6 +30,7 @@ WAYS = {
 }
 
 
+@LONG
 @pytest.mark.parametrize("path", TAPES, ids=lambda path: path.stem)
 def test_each_step_is_the_same_on_two_cores(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     what, _, release = path.stem.rpartition("-")
