@@ -31,14 +31,22 @@ OVERLAP_IS_OPTIONAL = targets.matches(">=0.5.14,<0.5.21")
 @st.composite
 def orders(draw: st.DrawFn) -> dict[str, Any]:
     """What drive_recorded.py takes: a server, and its traffic."""
-    mtp = draw(st.booleans())
+    mtp, page = draw(st.booleans()), draw(st.sampled_from((16, 32, 64)))
+    first = draw(st.sampled_from((None, None, "high", "low")))
+    # SGLang takes no other policies with priorities, and a tape carries lpm with small pages.
+    others = () if first else ("dfs-weight",) if page == 64 else ("dfs-weight", "lpm")
     engine: dict[str, Any] = {
+        "page_size": page,
         "max_total_tokens": draw(st.sampled_from((1536, 3072, 6144))),
         "max_running_requests": draw(st.integers(1, 6)),
         "chunked_prefill_size": draw(st.sampled_from((128, 512, -1))),
-        "schedule_policy": draw(st.sampled_from(("fcfs", "lof", "dfs-weight"))),
+        "schedule_policy": draw(st.sampled_from(("fcfs", "lof", *others))),
         "disable_radix_cache": draw(st.sampled_from((False, False, True))),
     }
+    if first:
+        engine["enable_priority_scheduling"] = True
+        engine["schedule_low_priority_values_first"] = first == "low"
+        engine["disable_priority_preemption"] = draw(st.booleans())
     if not mtp:
         engine["enable_mixed_chunk"] = draw(st.booleans()) and engine["chunked_prefill_size"] > 0
     if not mtp or OVERLAP_IS_OPTIONAL:
@@ -49,6 +57,7 @@ def orders(draw: st.DrawFn) -> dict[str, Any]:
         "together": draw(st.integers(1, 6)),
         "mtp": mtp,
         "engine": engine,
+        "priorities": [None, -1, 0, 30] if first else [],
         "long": draw(st.integers(0, 3)),
         "flush": draw(st.sampled_from((0, 0, 5))),
     }
