@@ -99,10 +99,11 @@ def test_a_bad_page_is_named_from_the_core_dump(name: str, tmp_path: Path) -> No
         pytest.skip("this SGLang has no trtllm_mha prefill on sm90")
     record, log, took = crashed(tmp_path, workload, G4DEBUG_FAULTS=f"seed=3;{fault}")
     assert f"{fault.partition('=')[0]} #1" in log
-    assert record.finding.kind == "cuda-error"
+    # The process may die in C++ before Python sees the error; then the black box leaves the dump.
+    assert record.finding.kind in ("cuda-error", "native-crash"), log[-5000:]
     assert record.environment["CUDA_COREDUMP_GENERATION_FLAGS"].endswith("skip_abort")
     assert took < SECONDS
-    print(name, f"{took:.1f} s", record.autopsy)
+    print(name, record.finding.kind, f"{took:.1f} s", record.autopsy)
     assert record.autopsy is not None, log[-5000:]
     assert "illegal address" in record.autopsy.exception.lower()
     assert record.autopsy.kernel
