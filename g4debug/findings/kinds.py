@@ -829,7 +829,7 @@ _FLIGHT_RECORDER = (
     _end(
         "starved",
         "A request makes no progress for thousands of steps, although it had begun or others that "
-        "came later are served.",
+        "came later are served; or for ten minutes in which others overtook it.",
         "`flight-recorder: request … made no progress for … steps (… s), while others did`",
         "GOT says which check of SGLang's refuses it, and who holds what it lacks",
         entry="The scheduler hangs", place=Place.STANDS,

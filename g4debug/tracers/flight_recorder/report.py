@@ -206,7 +206,8 @@ def of_starved(steps: int, seconds: float, reasons: Sequence[Told], context: Con
         expected=(
             "a pool that has room for it once all others have ended"
             if reasons[0][2] is not None and reasons[0][2].never
-            else f"progress within {limit} steps (G4DEBUG_STARVED_STEPS)"
+            else f"progress within {limit} steps (G4DEBUG_STARVED_STEPS), or within 10 minutes "
+            "where others overtake it"
         ),
         got="\n".join(_waiting(reasons)),
         owner=next(("; ".join(r.holders) for _, _, r in reasons if r and r.holders), ""),
