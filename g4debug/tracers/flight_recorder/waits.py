@@ -116,14 +116,14 @@ class Waits:
 
     def _overtake(self, began: list[Wait], loop: float, urgency: Callable[[Any], float]) -> None:
         newest = max(w.order for w in began)
-        least = {w.order: urgency(w.request) for w in began}
+        orders = {w.order: urgency(w.request) for w in began}
         for wait in self.all.values():
             if wait.order >= newest or wait.place in BEGUN or wait.place.outside:
                 continue
             wait.overtaken = True
             mine = urgency(wait.request)
             if wait.passed == math.inf and any(
-                order > wait.order and other <= mine for order, other in least.items()
+                order > wait.order and other <= mine for order, other in orders.items()
             ):
                 wait.passed = loop
 
