@@ -213,8 +213,8 @@ class Settings:
     starved_steps: int = _setting(
         "G4DEBUG_STARVED_STEPS",
         _number(0, 1_000_000_000),
-        "a request starves if it makes no progress for so many steps while others do: a finding, "
-        "which stops nothing; 0: it is not looked for",
+        "a request starves if it makes no progress for so many steps while others do, or for ten "
+        "minutes while others overtake it: a finding, which stops nothing; 0: it is not looked for",
         5000,
     )
     core: str = _setting(

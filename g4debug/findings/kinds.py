@@ -820,9 +820,16 @@ _FLIGHT_RECORDER = (
         entry="The scheduler hangs", place=Place.STANDS,
     ),
     _end(
+        "busy",
+        "Nothing is known to be wrong: the scheduler compiled kernels, loaded weights or did other "
+        "work that takes minutes, and was about to be ended.",
+        "`flight-recorder: no hang is known: …`",
+        entry="The scheduler hangs", command="", place=Place.NOTHING,
+    ),
+    _end(
         "starved",
         "A request makes no progress for thousands of steps, although it had begun or others that "
-        "came later are served.",
+        "came later are served; or for ten minutes in which others overtook it.",
         "`flight-recorder: request … made no progress for … steps (… s), while others did`",
         "GOT says which check of SGLang's refuses it, and who holds what it lacks",
         entry="The scheduler hangs", place=Place.STANDS,

@@ -30,6 +30,7 @@ MAX_ANCESTORS = 16
 _MAGIC = b"g4debug-launch 1\n"
 _NUMBERS = struct.Struct("<8q")  # of a seat: see Seat
 _STATE = struct.Struct("<8xq")  # the second of them alone
+_BUSY_AT = _NUMBERS.size - 8  # the last of them alone
 _TEXT_BYTES = (64, 64, 2400, 1024)  # of a seat, behind the numbers: see Stop
 FREE, ALIVE, STOPPED = range(3)  # states of a seat
 UNKNOWN = -1
@@ -54,7 +55,8 @@ class Seat:
     """One scheduler of this launch. A rank of -1 is not known.
 
     wake: the number of the file in that process to which a byte is written to wake its watcher; -1
-    if it has none. time_ns: Unix time when it stopped. stop: why, if it has stopped.
+    if it has none. time_ns: Unix time when it stopped. stop: why, if it has stopped. busy: its main
+    thread is in work that takes minutes, as compiling does, or was so when it ended.
     """
 
     number: int
@@ -66,6 +68,7 @@ class Seat:
     wake: int
     time_ns: int
     stop: Stop
+    busy: bool = False
 
     @property
     def name(self) -> str:
@@ -145,9 +148,13 @@ class LaunchMemory:
     def seat(self, number: int) -> Seat:
         """The present content of the seat."""
         at = self._at(number)
-        pid, state, dp, tp, pp, wake, time_ns, _ = _NUMBERS.unpack_from(self.map, at)
+        pid, state, dp, tp, pp, wake, time_ns, busy = _NUMBERS.unpack_from(self.map, at)
         stop = Stop(*self._texts(at + _NUMBERS.size)) if state == STOPPED else Stop()
-        return Seat(number, pid, state, dp, tp, pp, wake, time_ns, stop)
+        return Seat(number, pid, state, dp, tp, pp, wake, time_ns, stop, bool(busy))
+
+    def say_busy(self, busy: bool) -> None:
+        """Whether this process's main thread is in work that takes minutes."""
+        struct.pack_into("<q", self.map, self._at(self.mine) + _BUSY_AT, busy)
 
     def others(self) -> list[Seat]:
         """The seats of the other schedulers: those that run, and those that have stopped."""

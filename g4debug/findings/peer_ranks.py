@@ -172,6 +172,23 @@ class PeerRanks:
             for seat in memory.others()
         )
 
+    def say_busy(self, busy: bool) -> None:
+        """Whether the main thread of this process is in work that takes minutes."""
+        if self.memory is not None and self.seated:
+            self.memory.say_busy(busy)
+
+    def busy(self, coupled: bool) -> str:
+        """The name of another rank on this host that is in such work, '' if there is none.
+
+        coupled: the data-parallel ranks wait for each other, too.
+        """
+        memory = self.memory
+        if memory is None or not self.seated:
+            return ""
+        dp = memory.seat(memory.mine).dp
+        mine = (s for s in memory.others() if s.busy and (coupled or s.dp == dp))
+        return next((seat.name for seat in mine), "")
+
     def schedulers(self) -> list[int]:
         """The numbers of the processes that have a scheduler of this launch, or had one."""
         memory = self.memory

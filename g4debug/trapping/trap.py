@@ -177,6 +177,18 @@ class Trap:
         logger.error("\n".join(lines(finding, path, problem)))
         return path
 
+    def note_end(self, finding: Finding) -> Path | None:
+        """Dump something about a process that may end, and warn of it: it accuses nobody.
+
+        So it is not counted, and no alert comes of it. Else as :meth:`report_end`.
+        """
+        budget = self.settings.max_dumps
+        path, problem = self._dump(finding, Evidence(), budget + 1 if budget else 0)
+        if path is not None:
+            self.left(path)
+        logger.warning("\n".join(lines(finding, path, problem)))
+        return path
+
     def keep(self, finding: Finding) -> tuple[Path | None, str]:
         """Write a dump that was asked for, beside the budget. Its path, or why there is none."""
         before = self.written

@@ -1218,6 +1218,13 @@ def hung(arm: Any, *reported: str) -> Any:
 
 
 @later
+def works(arm: Any, *reported: str) -> Any:
+    """It stands because it compiles."""
+    hang = SimpleNamespace(what="a step", seconds=90.0)
+    return flight_report.of_busy(hang, "compiling kernels", "SIGTERM", context(*reported))
+
+
+@later
 def stands(arm: Any, verdict: str, like: str = "") -> Any:
     """A loop that turns and serves nobody."""
     hang = SimpleNamespace(what="the event loop runs", seconds=90.0)
@@ -1287,6 +1294,8 @@ ENDS = (
     at_end("hang", "as sglang #32379", stands("A deadlock.", OWN_PREFIX)),
     at_end("starved", "requests that came later are served", starves(overtaken=True)),
     at_end("starved", "requests run that may free it", starves("requests run that may free it.")),
+    at_end("busy", BEFORE, works(EARLIER)),
+    at_end("busy", "it was compiling kernels", works()),
     at_end("asked", BEFORE, asked(EARLIER)),
     at_end("asked", "nothing is wrong, as far as the tracers tell", asked()),
     at_end("other-rank", "its dump: /dumps/a.pt", other_rank("/dumps/a.pt")),

@@ -8,6 +8,7 @@ from typing import Any
 
 from g4debug.findings.steps import Recorder
 from g4debug.tracers.flight_recorder import work
+from g4debug.tracers.flight_recorder.running_clock import RunningClock
 from g4debug.tracers.flight_recorder.work import Place
 
 ROUND = 1.0  # seconds; an idle loop may sleep for so long in a round
@@ -15,15 +16,19 @@ ROUND = 1.0  # seconds; an idle loop may sleep for so long in a round
 
 @dataclass(frozen=True)
 class Hang:
-    """seconds: for how long. stuck: the event loop stands still. Else it runs, but does no work."""
+    """seconds: for how long. stuck: the event loop stands still. Else it runs, but does no work.
+
+    first: it is within the first step of this process, in which kernels are compiled and loaded.
+    """
 
     seconds: float
     stuck: bool
     what: str  # for the headline
+    first: bool = False
 
 
 class Progress:
-    """Keeps when the event loop last made a round, and when a step was last not overdue.
+    """Keeps for how long the event loop has made no round, and when a step was last not overdue.
 
     A scheduler hangs if
 
@@ -36,15 +41,19 @@ class Progress:
 
     ``loop`` is the time in which the loop turned: of a round that took longer than ``ROUND``, only
     so much counts. So a process that was stopped, or that loaded weights, has not waited meanwhile.
+    ``clock`` is the time in which the process ran: a round is not long because of ``docker pause``.
     """
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
+        self.clock = RunningClock()
+        self.rounds = 0
         self.round_at = time.monotonic()
-        self.step_at = self.round_at
+        self.round_ran = self.clock.seconds(self.round_at)  # ``clock`` when this round began
         self.loop = 0.0
         self.step_loop = 0.0  # ``loop`` when a step was last not overdue
         self.inside = False  # a step has begun and has not returned
+        self.returned = False  # a step of requests has, ever
         self.empty = 0  # batches of no request, which a rank runs because others have some
         self._is_empty = False
         self._looked = self.round_at
@@ -54,7 +63,8 @@ class Progress:
         """Called in each round of the event loop."""
         now = time.monotonic()
         self.loop += min(now - self.round_at, ROUND)
-        self.round_at = now
+        self.rounds += 1
+        self.round_at, self.round_ran = now, self.clock.seconds(now)
         if now - self._looked < ROUND:
             return
         self._looked = now
@@ -79,11 +89,12 @@ class Progress:
     def step_ends(self, result: Any, *args: Any, **kwargs: Any) -> Any:
         if not self._is_empty:
             self._made()
+            self.returned = True
         self.inside = False
         return result
 
     def _made(self) -> None:
-        self.step_at, self.step_loop = time.monotonic(), self.loop
+        self.step_loop = self.loop
 
     def due(self) -> tuple[int, int]:
         """How many requests wait for a step, and how many of them have begun.
@@ -106,12 +117,18 @@ class Progress:
 
     def hang(self, limit: float) -> Hang | None:
         """The hang, if there was no progress for ``limit`` seconds. Else None."""
-        now = time.monotonic()
-        if now - self.round_at >= limit:
-            return Hang(now - self.round_at, True, self._stuck(now - self.round_at))
-        if now - self.step_at >= limit and any(self.due()):
-            return self.turning(now - self.step_at)
+        seconds = self.stuck()
+        if seconds >= limit:
+            first = self.inside and not self.returned
+            return Hang(seconds, True, self._stuck(seconds), first)
+        seconds = self.loop - self.step_loop
+        if seconds >= limit and any(self.due()):
+            return self.turning(seconds)
         return None
+
+    def stuck(self) -> float:
+        """For how many seconds the process has run since the event loop's last round."""
+        return self.clock.seconds(time.monotonic()) - self.round_ran
 
     def turning(self, seconds: float) -> Hang:
         """The hang of a loop that turns and has begun no step for so long."""

@@ -157,6 +157,24 @@ def of_hang(hang: Hang, why_now: str, context: Context, complete: bool) -> Findi
     )
 
 
+def of_busy(hang: Hang, doing: str, why_now: str, context: Context) -> Finding:
+    """The finding about a loop that stands because of work that takes minutes: it accuses nobody.
+
+    doing: that work, in words. why_now: as of :func:`of_hang`.
+    """
+    frames, record = main_thread(), KINDS["busy"]
+    what = hang.what.replace("has been stuck for", "has made no round for")  # nobody is stuck
+    return record.finding(
+        site="scheduler.run_event_loop",
+        headline=f"g4debug: {CHECK}: no hang is known: {what}; it was {doing}",
+        location=_location(context),
+        expected="nothing: such work takes minutes on a healthy server, too",
+        got=f"the main thread is in {_innermost(frames)} ({why_now})",
+        history=tuple(frames[-FRAMES:]),
+        cause=earlier(context) or f"it was {doing}",
+    )
+
+
 def of_standing(hang: Hang, reasons: Sequence[Told], context: Context) -> Finding:
     """The finding about a loop that turns and serves nobody. reasons: of those that wait."""
     limit = context.settings.hang_seconds
@@ -188,7 +206,8 @@ def of_starved(steps: int, seconds: float, reasons: Sequence[Told], context: Con
         expected=(
             "a pool that has room for it once all others have ended"
             if reasons[0][2] is not None and reasons[0][2].never
-            else f"progress within {limit} steps (G4DEBUG_STARVED_STEPS)"
+            else f"progress within {limit} steps (G4DEBUG_STARVED_STEPS), or within 10 minutes "
+            "where others overtake it"
         ),
         got="\n".join(_waiting(reasons)),
         owner=next(("; ".join(r.holders) for _, _, r in reasons if r and r.holders), ""),

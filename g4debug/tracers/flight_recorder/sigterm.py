@@ -29,7 +29,7 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
-TICK = 5.0  # seconds between two calls of on_tick
+LATER = 5.0  # seconds after a byte, in which its alarm has begun
 LIMIT = 20.0  # seconds that a dump may take before the process dies without it
 NUMBERS = (signal.SIGTERM, signal.SIGHUP)
 ALARM = signal.SIGIO  # its number, 29, is also used as seconds, see _die_without_python
@@ -37,10 +37,9 @@ logger = logging.getLogger("g4debug")
 
 
 class SigtermWatch:
-    """Calls ``on_sigterm`` with the signal's number when one comes, and ``on_tick`` every TICK
-    seconds.
+    """Calls ``on_sigterm`` with the signal's number when one comes.
 
-    Each call runs in a thread of its own, and is waited for at most LIMIT seconds. ``at_once`` is
+    The call runs in a thread of its own, and is waited for at most LIMIT seconds. ``at_once`` is
     called before, in the thread that waits: if the signal goes to the server's first process, too,
     the system kills this one as soon as that one has died.
     """
@@ -48,12 +47,10 @@ class SigtermWatch:
     def __init__(
         self,
         on_sigterm: Callable[[int], None],
-        on_tick: Callable[[], None],
         on_limit: Callable[[str], None],
         at_once: Callable[[], None] = lambda: None,
     ) -> None:
         self.on_sigterm = on_sigterm
-        self.on_tick = on_tick
         self.on_limit = on_limit
         self.at_once = at_once
         self.previous: dict[int, Any] = {}  # of each signal that is watched: what handled it before
@@ -65,8 +62,8 @@ class SigtermWatch:
     def start(self) -> None:
         """Begin to watch. To be called in the main thread.
 
-        In another thread, or if C code handles SIGTERM, nothing is watched, and ``on_limit`` is
-        called with the reason.
+        In another thread, if C code handles SIGTERM, or if it is ignored, nothing is watched, and
+        ``on_limit`` is called with the reason.
         """
         previous = signal.getsignal(signal.SIGTERM)
         if threading.current_thread() is not threading.main_thread() or previous is None:
@@ -75,7 +72,8 @@ class SigtermWatch:
             )
             return
         if previous is signal.SIG_IGN:
-            return  # SIGTERM is ignored, so nobody sends it to end this process
+            self.on_limit("SIGTERM is ignored")
+            return
         handlers = {number: signal.getsignal(number) for number in NUMBERS}
         # What is ignored stays ignored: nohup does so with SIGHUP.
         self.previous = {n: h for n, h in handlers.items() if h not in (None, signal.SIG_IGN)}
@@ -148,15 +146,13 @@ class SigtermWatch:
     def _watch(self, fd: int) -> None:
         poll = select.poll()
         poll.register(fd, select.POLLIN)
-        came = False  # a byte, since the last tick
+        came = False  # a byte, and it is not LATER yet
         while True:
-            if not poll.poll(TICK * 1000):
-                if came:
-                    # The byte wakes this thread a moment before it starts the alarm. So the alarm
-                    # may have begun after it was switched off below.
-                    signal.alarm(0)
-                    came = False
-                self._bounded(self.on_tick)
+            if not poll.poll(LATER * 1000 if came else None):
+                # The byte wakes this thread a moment before it starts the alarm. So the alarm may
+                # have begun after it was switched off below.
+                signal.alarm(0)
+                came = False
                 continue
             data = os.read(fd, 4096)
             if not data:
@@ -169,25 +165,26 @@ class SigtermWatch:
                 with contextlib.suppress(OSError):
                     os.write(self._other_fd, data)
             for number in numbers:
-                self._bounded(partial(self.on_sigterm, number))
+                bounded(partial(self.on_sigterm, number))
                 self._looked.set()
                 if not callable(self.previous[number]):
                     die(number)
             signal.alarm(0)  # this thread runs, so _die_without_python is not needed
             came = True
 
-    def _bounded(self, work: Callable[[], None]) -> None:
-        """Do ``work``, but wait only LIMIT seconds: it may be blocked like the scheduler."""
 
-        def isolated() -> None:
-            try:
-                work()
-            except Exception:
-                logger.exception("g4debug: flight-recorder failed. Please report this.")
+def bounded(work: Callable[[], None]) -> None:
+    """Do ``work``, but wait only LIMIT seconds: it may be blocked like the scheduler."""
 
-        thread = threading.Thread(target=isolated, name="g4debug-last-dump", daemon=True)
-        thread.start()
-        thread.join(LIMIT)
+    def isolated() -> None:
+        try:
+            work()
+        except Exception:
+            logger.exception("g4debug: flight-recorder failed. Please report this.")
+
+    thread = threading.Thread(target=isolated, name="g4debug-last-dump", daemon=True)
+    thread.start()
+    thread.join(LIMIT)
 
 
 def die(number: int) -> None:
@@ -201,8 +198,7 @@ def _die_without_python(fd: int) -> None:
 
     With O_ASYNC the operating system sends the signal ALARM to the owner of the pipe. The handler
     of ALARM is libc's own function ``alarm``, which gets the number of the signal, 29, as its
-    argument. So SIGALRM comes 29 seconds later, which is after LIMIT, and kills the process. TICK
-    and LIMIT together are less than that: see the tick of :meth:`SigtermWatch._watch`.
+    argument. So SIGALRM comes 29 seconds later, which is after LIMIT, and kills the process.
     """
     if sys.platform != "linux" or signal.getsignal(ALARM) is not signal.SIG_DFL:
         return

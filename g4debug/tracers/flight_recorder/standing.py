@@ -8,12 +8,15 @@ tell such work from a hang before SGLang's watchdog would kill it.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from g4debug.tracers.base import Context
 from g4debug.tracers.flight_recorder import reasons, report, work
+from g4debug.tracers.flight_recorder.outside_waits import OutsideWaits
+from g4debug.tracers.flight_recorder.pause import Pause
 from g4debug.tracers.flight_recorder.progress import ROUND, Progress
 from g4debug.tracers.flight_recorder.reasons import Reason
 from g4debug.tracers.flight_recorder.waits import Wait, Waits
@@ -24,6 +27,8 @@ OLD = 2.0  # seconds; what doctor shows says its age if it is older
 SHOWN = 8  # requests that doctor shows
 NAMED = 4  # requests whose reasons are in a finding
 SHARE = 500  # a look takes at most one part in so many of the time
+LONG = 600.0  # seconds; a request that was overtaken and gets nowhere for so long starves
+BY_POLICY = "only requests of a higher priority have overtaken it, as the server's policy wants"
 QUIET = 3600.0  # seconds; the most that pass before starved requests are told again
 
 
@@ -32,6 +37,7 @@ class Standing:
         self.context, self.progress = context, progress
         self.recorder, self.settings = context.recorder, context.settings
         self.waits = Waits()
+        self.pause, self.outside = Pause(self._leads), OutsideWaits(self._leads)
         self.stands = False  # that was told, and no step was made since
         self._due = 0.0
         self._quiet = 0.0  # how long no starved request is told after this one
@@ -45,19 +51,21 @@ class Standing:
             return
         began = time.thread_time()  # a machine that is busy with others makes no look dearer
         self.stands = self.stands and self._seconds() >= self.settings.hang_seconds
+        self.pause.look(self.recorder.scheduler, self.progress.loop)
         items = work.of(self.recorder.scheduler)
         if items:
-            self.waits.look(items, self.progress.loop, self._steps)
+            self._look_at(items)
             self._judge(items)
         else:
             self.waits.forget()
+        self.outside.look(self.waits.all.values(), self.progress.loop)
         self._due = time.monotonic() + max(ROUND, SHARE * (time.thread_time() - began))
 
     def live(self) -> tuple[str, list[str]]:
         """That the server stands, '' if not; and who waits, since when and why."""
         scheduler = self.recorder.scheduler
-        if getattr(scheduler, "_engine_paused", False):
-            return "", ["the engine is paused: no request is served until somebody resumes it"]
+        if scheduler is not None and work.paused(scheduler):
+            return "", [self.pause.line(scheduler, self.progress.loop)]
         stands = ""
         if self.stands:
             stands = f"it stands: no step for {self._seconds():.0f} s, although requests wait"
@@ -68,21 +76,27 @@ class Standing:
             self._show_at = now + SHARE * (time.thread_time() - began)
         age = now - self._shown_at
         old = [f"this is as of {age:.0f} s ago"] if self._shown and age >= OLD else []
-        return stands, self._shown + old
+        return stands, self.outside.lines + self._shown + old
 
     def _waiting(self, scheduler: Any) -> list[str]:
         items = work.of(scheduler)
-        self.waits.look(items, self.progress.loop, self._steps)
+        self._look_at(items)
         some = [w for w in self.waits.all.values() if self._waited(w) >= LIVE]
         steps = self._seconds() < LIVE
         told = []
         for wait in some[:SHOWN]:
             reason = reasons.of(scheduler, Work(wait.request, wait.place), items, steps)
             verb = "waits" if wait.place not in (Place.RUNS,) else "runs without progress for"
-            told.append(f"request {wait.name} {verb} {self._waited(wait):.0f} s: {reason.line}")
+            policy = f"; {BY_POLICY}" if _by_policy(wait) else ""
+            line = f"request {wait.name} {verb} {self._waited(wait):.0f} s: {reason.line}{policy}"
+            told.append(line)
         if len(some) > SHOWN:
             told.append(f"{len(some) - SHOWN} more requests wait")
         return told
+
+    def _look_at(self, items: list[Work]) -> None:
+        urgency = _urgency(self.recorder.scheduler)
+        self.waits.look(items, self.progress.loop, self._steps, urgency)
 
     def _judge(self, items: list[Work]) -> None:
         limit = self.settings.hang_seconds
@@ -148,13 +162,15 @@ class Standing:
     def _starves(self, wait: Wait) -> bool:
         """No progress for so many steps, without those in which it waited for its turn.
 
-        So a request in a long queue that nobody overtakes does not starve. Who overtakes whom is
-        not known where requests come from another server: they are in a queue again behind it.
+        Or for ``LONG`` since it was overtaken: where there is little to do, so many steps take
+        hours. A request in a long queue that nobody overtakes does not starve, nor one that only
+        more urgent ones overtake. Who overtakes whom is not known where requests come from another
+        server: they are in a queue again behind it.
         """
-        if wait.place is Place.ROOM:
-            return False
         most = self.settings.starved_steps
-        return bool(most and self._steps - wait.turn >= most)
+        if not most or wait.place is Place.ROOM or _by_policy(wait):
+            return False
+        return self._steps - wait.turn >= most or self.progress.loop - wait.passed >= LONG
 
     def _reasons(
         self, waits: list[Wait], items: list[Work], steps: bool
@@ -176,4 +192,17 @@ class Standing:
         return self.progress.loop - self.progress.step_loop
 
     def _waited(self, wait: Wait) -> float:
-        return self.progress.loop - wait.loop
+        return self.progress.loop - (wait.since if wait.place.outside else wait.loop)
+
+
+def _by_policy(wait: Wait) -> bool:
+    """True if only requests of a higher priority have overtaken it."""
+    return wait.overtaken and wait.passed == math.inf
+
+
+def _urgency(scheduler: Any) -> Callable[[Any], float]:
+    """Of a request, by SGLang's priorities; the same of all where they are off."""
+    if not getattr(scheduler, "enable_priority_scheduling", False):
+        return lambda request: 0.0
+    sign = -1 if getattr(scheduler, "schedule_low_priority_values_first", False) else 1
+    return lambda request: sign * float(getattr(request, "priority", None) or 0)

@@ -1,9 +1,10 @@
 """flight-recorder: when a scheduler dies or hangs without a finding, it saves the last steps.
 
 It checks nothing. It writes a dump when the scheduler dies of a CUDA error or of any other
-exception that nobody caught, when the scheduler gets SIGTERM while it hangs, and shortly before
-SGLang's own watchdog kills it. If the scheduler dies and the other tracers found nothing, the dump
-says what they had checked by then (:mod:`g4debug.tracers.flight_recorder.coverage`).
+exception that nobody caught, when the scheduler gets SIGTERM while it hangs, and when it has stood
+for so long that SGLang's own watchdog soon kills it, or should have. If the scheduler dies and the
+other tracers found nothing, the dump says what they had checked by then
+(:mod:`g4debug.tracers.flight_recorder.coverage`).
 
 The dump is made from host memory alone: from what ``findings/steps.py`` has recorded while all was
 well. After a CUDA error nothing can be read from the device, and a scheduler that hangs may be
@@ -46,18 +47,19 @@ from g4debug.tracers.flight_recorder.boxing import Boxing
 from g4debug.tracers.flight_recorder.completed_steps import Waited
 from g4debug.tracers.flight_recorder.coverage import Death, innocence
 from g4debug.tracers.flight_recorder.memory import MemoryWatch
-from g4debug.tracers.flight_recorder.progress import Hang, Progress
+from g4debug.tracers.flight_recorder.progress import Progress
 from g4debug.tracers.flight_recorder.request_events import RequestEvents
+from g4debug.tracers.flight_recorder.running_clock import TICK
 from g4debug.tracers.flight_recorder.sigterm import SigtermWatch
 from g4debug.tracers.flight_recorder.standing import Standing
 from g4debug.tracers.flight_recorder.stderr_capture import Printed
+from g4debug.tracers.flight_recorder.stuck import Stuck
 from g4debug.tracers.flight_recorder.taping import Taping
+from g4debug.tracers.flight_recorder.ticks import Ticks
 from g4debug.trapping.describe import Describer
 from g4debug.trapping.trap import TrapError
 
 LOOP = "scheduler.run_event_loop"
-# SGLang's own watchdog kills a hung server by SIGKILL. The dump must be there by then.
-WATCHDOG_SHARE = 0.8
 
 
 class FlightRecorder:
@@ -71,9 +73,16 @@ class FlightRecorder:
         self.printed = Printed()
         self.seen = embedding_lookups.Seen()
         self.armed_at = time.time()
-        self.watch = SigtermWatch(self.on_sigterm, self.on_tick, self.on_limit, self.boxing.asked)
+        self.watch = SigtermWatch(self.on_sigterm, self.on_limit, self.boxing.asked)
         self.complete = finding.all_tracers_armed(context.settings)
-        self.warned = False  # True once a dump was written ahead of SGLang's watchdog
+        self.stuck = Stuck(
+            context,
+            self.progress,
+            self.complete,
+            stands=lambda: self.standing.stands,
+            not_asked=lambda: self.boxing.asked(False),
+        )
+        self.ticks = Ticks(self.stuck.tick, TICK)
         self.others = context.trap.others
         self.telling = threading.Lock()  # of the main thread and of the one that waits for others
         self.told = False  # True once a dump was written because another rank has stopped
@@ -147,9 +156,14 @@ class FlightRecorder:
 
     def before_event_loop(self, *args: Any, **kwargs: Any) -> None:
         self.progress.came_round()
+        try:
+            self.ticks.start()
+        except RuntimeError as e:
+            self.context.limit("a loop that stands is not told", f"no thread can be started: {e}")
         self.watch.start()
 
     def after_event_loop(self, result: Any, *args: Any, **kwargs: Any) -> Any:
+        self.ticks.stop()
         self.watch.stop()
         return result
 
@@ -160,6 +174,7 @@ class FlightRecorder:
         self._on_exception("scheduler.init")
 
     def on_loop_exception(self) -> None:
+        self.ticks.stop()
         self._on_exception(LOOP)
         self.watch.stop()
 
@@ -284,33 +299,13 @@ class FlightRecorder:
 
     def on_sigterm(self, number: int = signal.SIGTERM) -> None:
         """Write a dump if the scheduler hangs. Runs in the watcher's thread, which then kills."""
-        hang = self.progress.hang(self.context.settings.hang_seconds)
-        if hang is not None and not (self.standing.stands and not hang.stuck):
-            self.boxing.asked(False)
-            self._report(hang, f"dumped because of {signal.Signals(number).name}")
+        self.stuck.sigterm(number)
 
     def on_limit(self, why: str) -> None:
         """Note that SIGTERM cannot be watched in this process."""
-        self.context.limit("a hang leaves no dump", f"SIGTERM cannot be watched here: {why}")
-
-    def on_tick(self) -> None:
-        """Write a dump shortly before SGLang's watchdog kills. Runs in the watcher's thread."""
-        scheduler = self.recorder.scheduler
-        timeout = server_argument(getattr(scheduler, "server_args", None), "watchdog_timeout")
-        if self.warned or not isinstance(timeout, (int, float)) or timeout <= 0:
-            return
-        batch = getattr(scheduler, "cur_batch", True)
-        if getattr(scheduler, "cur_batch_for_debug", batch) is None:
-            return  # the watchdog looks only while there is a batch, not while weights are loaded
-        hang = self.progress.hang(max(self.context.settings.hang_seconds, WATCHDOG_SHARE * timeout))
-        if hang is not None and hang.stuck:
-            self.warned = True
-            self._report(
-                hang, f"dumped because SGLang's watchdog kills the server after {timeout:.0f} s"
-            )
-
-    def _report(self, hang: Hang, why: str) -> None:
-        self.context.trap.report_end(finding.of_hang(hang, why, self.context, self.complete))
+        self.context.limit(
+            "SIGTERM leaves no dump of a hang", f"SIGTERM cannot be watched here: {why}"
+        )
 
 
 def _reported(error: BaseException) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +17,14 @@ BEGUN = (Place.RUNS, Place.CHUNK)
 class Wait:
     """One request. order: as the requests came into the queue. loop, step: at its last progress.
 
-    turn: ``step``, and with it the steps since then in which it waited for its turn in the queue.
-    done: the most tokens that were computed or generated for it; a retraction takes none away.
-    last: how many it had at the last look. again: how often it has lost some since it had the most.
-    overtaken: a request that came later has begun since its last progress. asked: ``loop`` when it
-    was last asked if it can ever be admitted.
+    ``loop`` is the time in which the event loop turned, in seconds. While the request waits for
+    storage, it is moved on. since: ``loop`` when it came to its place. turn: ``step``, and with it
+    the steps since then in which it waited for its turn in the queue. done: the most tokens that
+    were computed or generated for it; a retraction takes none away. last: how many it had at the
+    last look. again: how often it has lost some since it had the most. overtaken: a request that
+    came later has begun since its last progress. passed: ``loop`` when one has first done so that
+    is not more urgent; inf if none has. asked: ``loop`` when it was last asked if it can ever be
+    admitted. told, warned: a finding or a warning was made of it.
     """
 
     request: Any
@@ -30,12 +33,15 @@ class Wait:
     loop: float
     step: int
     turn: int
+    since: float = 0.0
     done: int = 0
     last: int = 0
     again: int = 0
     overtaken: bool = False
+    passed: float = math.inf
     asked: float = -math.inf
     told: bool = False
+    warned: bool = False
 
     @property
     def rid(self) -> str:
@@ -54,40 +60,72 @@ class Waits:
         self.all: dict[int, Wait] = {}  # by the id of the object, which each entry keeps alive
         self._count = 0
         self._step = 0  # at the last look
+        self._loop = 0.0
 
     def forget(self) -> None:
         """Nothing is due: from now on everybody waits anew."""
         self.all = {}
 
-    def look(self, work: Iterable[Work], loop: float, step: int) -> None:
-        """loop: the time in which the event loop has turned, in seconds. step: the last one."""
+    def look(
+        self,
+        work: Iterable[Work],
+        loop: float,
+        step: int,
+        urgency: Callable[[Any], float] = lambda request: 0.0,
+    ) -> None:
+        """loop: the time in which the event loop has turned, in seconds. step: the last one.
+
+        urgency: of a request by the server's policy; who has more may overtake.
+        """
         before, self.all = self.all, {}
-        newest = -1  # the order of the newest request that has begun since the last look
+        began: list[Wait] = []  # for the first time since the last look
         for request, place in sorted((w for w in work if w.request is not None), key=_came):
             found = before.get(id(request))
             if found is None:
-                found = Wait(request, place, self._next(), loop, step, step)
+                found = Wait(request, place, self._next(), loop, step, step, loop)
+            elif found.place is Place.STORAGE and place is Place.STORAGE:
+                found.loop += loop - self._loop
+                found.turn += step - self._step
             elif found.place not in BEGUN and not found.overtaken:
                 found.turn += step - self._step
-            if found.place.outside and not place.outside:
-                # It comes into the queue only now, behind the others.
-                found.order, found.loop, found.step, found.turn = self._next(), loop, step, step
-            elif found.place in BEGUN and place not in BEGUN:
-                found.order = self._next()  # it was retracted, and goes behind the others
-            found.place = place
+            if found.place is not place:
+                self._moved(found, place, loop, step)
             self.all[id(request)] = found
             done = _done(request) if place in BEGUN else 0
             if self._went_on(found, done):
                 if not found.done:
-                    newest = max(newest, found.order)
+                    began.append(found)
                 found.loop, found.step, found.turn = loop, step, step
                 found.overtaken = found.told = False
+                found.passed = math.inf
             if done > found.done:
                 found.done, found.again = done, 0
-        self._step = step
+        self._step, self._loop = step, loop
+        if began:
+            self._overtake(began, loop, urgency)
+
+    def _moved(self, wait: Wait, place: Place, loop: float, step: int) -> None:
+        """A request has come to another place since the last look."""
+        # It is in the queue already while it waits for storage.
+        if wait.place.outside and not place.outside and wait.place is not Place.STORAGE:
+            # It comes into the queue only now, behind the others.
+            wait.order, wait.loop, wait.step, wait.turn = self._next(), loop, step, step
+        elif wait.place in BEGUN and place not in BEGUN:
+            wait.order = self._next()  # it was retracted, and goes behind the others
+        wait.place, wait.since, wait.warned = place, loop, False
+
+    def _overtake(self, began: list[Wait], loop: float, urgency: Callable[[Any], float]) -> None:
+        newest = max(w.order for w in began)
+        orders = {w.order: urgency(w.request) for w in began}
         for wait in self.all.values():
-            if wait.order < newest and wait.place not in BEGUN and not wait.place.outside:
-                wait.overtaken = True
+            if wait.order >= newest or wait.place in BEGUN or wait.place.outside:
+                continue
+            wait.overtaken = True
+            mine = urgency(wait.request)
+            if wait.passed == math.inf and any(
+                order > wait.order and other <= mine for order, other in orders.items()
+            ):
+                wait.passed = loop
 
     @staticmethod
     def _went_on(wait: Wait, done: int) -> bool:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from g4debug.findings import names
 from g4debug.hooking import req_kv
 from g4debug.hooking.resolved import dp_attention, server_argument
+from g4debug.tracers.flight_recorder import storage_waits
 
 
 class Place(Enum):
@@ -22,16 +23,22 @@ class Place(Enum):
     GRAMMAR = "waits for its grammar to be compiled"
     PEER = "waits for the other server of disaggregation"
     ROOM = "waits for memory of this server, which is to receive it"
-    STORAGE = "waits in the queue, maybe for its prefix from storage"
+    STORAGE = "waits for its prefix from storage"
+    STAGING = "waits for its KV to be copied to the host (HiSparse)"
+    HELD = "was retracted by pause_generation, and waits for continue_generation"
 
     @property
     def outside(self) -> bool:
-        """True if it may wait for something that is not the scheduler's, and has limits of its own.
+        """True if it waits for something that is not the scheduler's, and mostly has limits of its
+        own.
 
         SGLang gives up on a grammar, a handshake and a transfer after a time, but not on a request
-        that waits for ``ROOM``.
+        that waits for ``ROOM``. See :mod:`g4debug.tracers.flight_recorder.outside_waits`.
         """
-        return self in (Place.GRAMMAR, Place.PEER, Place.STORAGE)
+        return self in OUTSIDE
+
+
+OUTSIDE = frozenset((Place.GRAMMAR, Place.PEER, Place.STORAGE, Place.STAGING, Place.HELD))
 
 
 class Work(NamedTuple):
@@ -71,7 +78,14 @@ QUEUES = (
     Queue(
         "disagg_decode_prealloc_queue.queue", Place.PEER, "queue for the other server", shaken=True
     ),
+    Queue("disagg_decode_prealloc_queue.pending_reqs", Place.PEER, "queue for the other server"),
     Queue("disagg_decode_transfer_queue.queue", Place.PEER, "queue of transfers"),
+    Queue(
+        "disagg_decode_prealloc_queue.held_rebootstrap_reqs",
+        Place.HELD,
+        "queue of what a pause retracted",
+    ),
+    Queue("hisparse_coordinator.ack_staging_queue", Place.STAGING, "queue of copies to the host"),
 )
 
 
@@ -100,12 +114,22 @@ def of(scheduler: Any) -> list[Work]:
 
     A paused engine has none: nothing is due there. A request that has ended is none.
     """
-    if scheduler is None or getattr(scheduler, "_engine_paused", False):
-        return []
-    stored = _stores(scheduler)
+    return [] if scheduler is None or paused(scheduler) else everyone(scheduler)
+
+
+def paused(scheduler: Any) -> bool:
+    """True between ``pause_generation`` and ``continue_generation``."""
+    return bool(getattr(scheduler, "_engine_paused", False))
+
+
+def everyone(scheduler: Any) -> list[Work]:
+    """The same, and also of an engine that is paused."""
+    stored = storage_waits.waits(scheduler)
     found: dict[int, Work] = {}  # a request may be in several batches
     for request, queue in held(scheduler):
-        place = Place.STORAGE if stored and queue.place is Place.QUEUE else queue.place
+        place = queue.place
+        if place is Place.QUEUE and stored(request):
+            place = Place.STORAGE
         ended = place in (Place.RUNS, Place.CHUNK) and _has_ended(request)
         if not queue.passing and not ended:
             found.setdefault(id(request), Work(request, place))
@@ -116,7 +140,7 @@ def outside(scheduler: Any) -> Iterator[str]:
     """What the requests of this server may wait for outside of it, in words."""
     if getattr(getattr(scheduler, "disaggregation_mode", None), "value", "null") != "null":
         yield "the other server (disaggregation)"
-    if _stores(scheduler):
+    if storage_waits.on(scheduler):
         yield "its prefix from storage"
 
 
@@ -128,6 +152,8 @@ def limits(scheduler: Any) -> Iterator[tuple[str, str]]:
         yield "hangs: not of every request", f"the queue of {what} is not looked at"
     if dp_attention(getattr(scheduler, "server_args", None)):
         yield "hangs: DP attention", "it was never run so"
+    if getattr(scheduler, "enable_hisparse", False):
+        yield "hangs: HiSparse", "it was never run so"
     if frees_without_steps(scheduler):
         yield (
             "hangs: none is called a deadlock",
@@ -170,10 +196,3 @@ def holds_memory(request: Any) -> bool:
 def _has_ended(request: Any) -> bool:
     ended = getattr(request, "finished", None)
     return ended is not None and bool(ended())
-
-
-def _stores(scheduler: Any) -> bool:
-    return bool(
-        getattr(scheduler, "enable_hicache_storage", False)
-        or getattr(scheduler, "enable_lmcache", False)
-    )

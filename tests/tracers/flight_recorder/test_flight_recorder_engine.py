@@ -107,6 +107,35 @@ def test_sigterm_to_a_hung_scheduler_leaves_a_dump_and_kills(tmp_path, ignored):
     assert "exit code -15" in run.text  # of SIGTERM, as without us
 
 
+def test_sigterm_within_the_first_step_is_no_finding(tmp_path):
+    """Kernels are compiled there, for as long as that takes."""
+    with engine(tmp_path, G4DEBUG_FAULTS="delayed-step=1*on(600000)") as run:
+        run.wait_for("delayed-step #1")
+        time.sleep(HANG + 3)
+        run.terminate_scheduler()
+        assert run.process.wait(LIMIT) != 0
+    (record,) = run.dumps()
+    assert (record.finding.check, record.finding.kind) == ("flight-recorder", "busy")
+    assert "has not returned for" in record.finding.headline
+    assert "it was within its first step" in record.finding.headline
+    assert "the scheduler hangs" not in run.text
+
+
+def test_sigterm_in_the_instant_in_which_a_suspended_process_goes_on(tmp_path):
+    """docker pause, then docker stop."""
+    faults = {"G4DEBUG_FAULTS": "delayed-step=50*on(400)", "G4DEBUG_HANG_SECONDS": "6"}
+    with engine(tmp_path, **faults) as run:
+        run.wait_for("delayed-step #3")
+        scheduler = run.scheduler()
+        scheduler.suspend()
+        time.sleep(12)
+        scheduler.terminate()
+        scheduler.resume()
+        assert run.process.wait(LIMIT) != 0
+    assert run.dumps() == []
+    assert "no hang is known" not in run.text
+
+
 def test_sigterm_to_a_healthy_scheduler_kills_at_once_and_leaves_nothing(tmp_path):
     """Steps that are slow, but not hung, are no reason either."""
     with engine(tmp_path, G4DEBUG_FAULTS="delayed-step=50*on(400)") as run:

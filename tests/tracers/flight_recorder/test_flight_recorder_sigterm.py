@@ -29,8 +29,7 @@ from g4debug.tracers.flight_recorder.sigterm import SigtermWatch
 
 module.LIMIT = 300.0
 seen = Path(sys.argv[1])
-watch = SigtermWatch(lambda n: seen.write_text("looked"), lambda: None,
-                     lambda why: print(why, file=sys.stderr))
+watch = SigtermWatch(lambda n: seen.write_text("looked"), lambda why: print(why, file=sys.stderr))
 
 def stuck(library):
     mutex = ctypes.create_string_buffer(64)
@@ -181,8 +180,9 @@ def test_what_else_is_ignored_does_not_matter(tmp_path, name, ignored):
 
 
 def test_an_ignored_signal_stays_ignored(tmp_path):
-    status, seen, _, _ = run(tmp_path, "ignored")
+    status, seen, _, err = run(tmp_path, "ignored")
     assert (status, seen) == (0, "")
+    assert "SIGTERM is ignored" in err
 
 
 def test_stopped_it_leaves_all_as_it_was(tmp_path):
@@ -219,7 +219,7 @@ def test_stuck_with_the_gil_it_cannot_look_but_dies(tmp_path, ignored):
 
 
 def test_threads_that_fork_at_the_same_time_keep_their_own_signals():
-    watch = SigtermWatch(lambda number: None, lambda: None, lambda why: None)
+    watch = SigtermWatch(lambda number: None, lambda why: None)
     watch.previous, watch._write = {signal.SIGTERM: signal.SIG_DFL}, 0
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
 

@@ -10,99 +10,11 @@ import logging
 from types import SimpleNamespace
 
 import pytest
+from turning import LIMIT, STEPS, Request, Server
 
-from g4debug.dumps import reading
-from g4debug.findings.steps import Recorder
-from g4debug.hooking.hooks import Hooks
-from g4debug.settings import Settings
-from g4debug.tracers.base import Context
-from g4debug.tracers.flight_recorder import progress as progress_module
 from g4debug.tracers.flight_recorder import reasons, work
-from g4debug.tracers.flight_recorder import standing as standing_module
 from g4debug.tracers.flight_recorder.reasons import Reason
-from g4debug.tracers.flight_recorder.tracer import FlightRecorder
 from g4debug.tracers.flight_recorder.work import Place
-from g4debug.trapping.describe import Describer
-from g4debug.trapping.trap import Trap
-
-LIMIT, STEPS = 20, 100
-EMPTY = SimpleNamespace(forward_mode=SimpleNamespace(is_idle=lambda: True))
-
-
-class Request:
-    def __init__(self, rid: str, done: int = 0) -> None:
-        self.rid, self.kv_committed_len, self.output_ids = rid, done, []
-        self.finished_reason: str | None = None
-
-    def finished(self) -> bool:
-        return self.finished_reason is not None
-
-
-class Server:
-    """A scheduler that turns: what it has, and its rounds. mode: of g4debug."""
-
-    def __init__(self, monkeypatch, folder, mode: str = "raise", **settings) -> None:
-        self.now, self.busy = 1000.0, 0.0  # seconds; busy: of this thread
-        fake = SimpleNamespace(monotonic=lambda: self.now, thread_time=lambda: self.busy)
-        for module in (progress_module, standing_module):
-            monkeypatch.setattr(module, "time", fake)
-        settings = Settings(
-            debug=True, mode=mode, debug_dir=folder, starved_steps=STEPS, hang_seconds=LIMIT,
-            **settings,
-        )  # fmt: skip
-        self.recorder = Recorder(4)
-        trap = Trap(settings, Describer(self.recorder), self.recorder.status)
-        self.context = Context("flight-recorder", Hooks(), settings, self.recorder, trap)
-        self.flight = FlightRecorder(self.context)
-        self.folder = folder
-        self.has = SimpleNamespace(
-            waiting_queue=[],
-            running_batch=SimpleNamespace(reqs=[]),
-            chunked_req=None,
-            grammar_manager=SimpleNamespace(grammar_queue=[]),
-            _engine_paused=False,
-            forward_ct=0,
-        )
-        self.recorder.attach(self.has)
-
-    def turn(self, seconds: float, each: float = 0.5) -> None:
-        """Rounds without a step."""
-        for _ in range(int(seconds / each)):
-            self.now += each
-            self.flight.progress.came_round()
-            self.flight.look()
-
-    def step(self, seconds: float = 0.3, *served: Request) -> None:
-        """A round with a step, which computes a token of each of these requests."""
-        self.flight.progress.came_round()
-        self.flight.look()
-        self.recorder.step += 1
-        self.has.forward_ct += 1
-        self.flight.progress.step_begins()
-        self.now += seconds
-        for request in served:
-            request.kv_committed_len += 1
-        self.flight.progress.step_ends(None)
-
-    def empty_step(self, seconds: float = 0.3) -> None:
-        """A round with a batch of nobody, which a rank runs because others have requests."""
-        self.flight.progress.came_round()
-        self.flight.look()
-        self.recorder.step += 1
-        self.has.forward_ct += 1
-        self.flight.progress.step_begins(self.has, batch=EMPTY)
-        self.now += seconds
-        self.flight.progress.step_ends(None)
-
-    @property
-    def told(self) -> list[str]:
-        return [
-            f"{kind}: {n}"
-            for kind, n in self.recorder.status.findings_of("flight-recorder").items()
-        ]
-
-    def findings(self):
-        return [reading.read(p).finding for p in sorted(self.folder.glob("*.pt"))]
 
 
 @pytest.fixture
@@ -243,9 +155,6 @@ def test_a_pause_of_any_length(server):
     server.step(0.1, request)
     server.has._engine_paused = True
     server.turn(10 * LIMIT)
-    assert server.flight.standing.live() == (
-        "", ["the engine is paused: no request is served until somebody resumes it"]
-    )  # fmt: skip
     server.has._engine_paused = False
     server.turn(LIMIT - 2)
     assert server.told == []
@@ -320,14 +229,6 @@ def test_a_grammar_that_compiles_and_another_server_of_disaggregation(server):
     assert server.findings()[0].location.request == "r"
 
 
-def test_a_request_that_waits_for_storage_is_not_judged(server):
-    server.has.enable_hicache_storage = True
-    server.has.waiting_queue.append(Request("a"))
-    server.turn(5 * LIMIT)
-    assert server.told == []
-    assert list(work.outside(server.has)) == ["its prefix from storage"]
-
-
 def test_what_was_never_run_is_said(server):
     assert list(work.limits(server.has)) == []
     server.has.enable_hierarchical_cache = True
@@ -341,6 +242,7 @@ def test_what_was_never_run_is_said(server):
 @pytest.mark.parametrize(
     ("has", "said"),
     [
+        ({"enable_hisparse": True}, "it was never run so"),
         ({"dllm_config": object()}, "the queue of a diffusion model is not looked at"),
         ({"mm_receiver": object()}, "requests whose images another server encodes is not looked"),
         ({"server_args": SimpleNamespace(enable_pdmux=True)}, "split by layers (pdmux)"),
@@ -349,7 +251,7 @@ def test_what_was_never_run_is_said(server):
 )
 def test_a_queue_that_is_not_looked_at_is_said(server, has, said):
     vars(server.has).update(has)
-    ((what, why),) = work.limits(server.has)
+    what, why = next(work.limits(server.has))
     assert what.startswith("hangs: ")
     assert said in why
 
@@ -432,6 +334,21 @@ def test_all_work_and_where_it_is():
     assert work.of(scheduler) == []
 
 
+def test_what_disaggregation_and_hisparse_keep_apart():
+    scheduler = SimpleNamespace(
+        disagg_decode_prealloc_queue=SimpleNamespace(
+            queue=[],
+            retracted_queue=[],
+            pending_reqs=[SimpleNamespace(req=Request("asks"))],
+            held_rebootstrap_reqs=[Request("held")],
+        ),
+        hisparse_coordinator=SimpleNamespace(ack_staging_queue=[SimpleNamespace(req=Request("s"))]),
+    )
+    assert [(w.request.rid, w.place) for w in work.of(scheduler)] == [
+        ("asks", Place.PEER), ("held", Place.HELD), ("s", Place.STAGING),
+    ]  # fmt: skip
+
+
 # -- starvation --------------------------------------------------------------------------------
 
 
@@ -469,6 +386,54 @@ def test_a_request_that_others_overtake(server):
     assert "request unlike made no progress for 1" in found.headline
     assert "requests that came later are served before it" in found.cause
     serve(server, starves, steps=5)
+
+
+@pytest.mark.parametrize("overtakes", [True, False])
+def test_at_low_traffic_so_many_steps_would_take_hours(server, overtakes):
+    """A step in ten seconds: 5,000 of them are half a day."""
+    waits, other = Request("unlike"), Request("other")
+    for request in (waits, other) if overtakes else (other, waits):
+        server.has.waiting_queue.append(request)
+        server.turn(1)
+    server.has.waiting_queue.remove(other)
+    server.has.running_batch.reqs[:] = [other]
+    for _ in range(57):
+        server.step(0.3, other)
+        server.turn(10)
+    assert server.told == []
+    for _ in range(3):
+        server.step(0.3, other)
+        server.turn(10)
+    assert server.told == (["starved: 1"] if overtakes else [])
+    if overtakes:
+        (found,) = server.findings()
+        assert found.location.request == "unlike"
+        assert "or within 10 minutes where others overtake it" in found.expected
+
+
+@pytest.mark.parametrize(("batch", "told"), [(0, []), (10, ["starved: 1"])])
+@pytest.mark.parametrize("low_first", [False, True])
+def test_a_job_of_low_priority_waits_by_the_policy(server, batch, told, low_first):
+    """Those of a higher one are served first, for hours; of the same priority nobody waits so."""
+    server.has.enable_priority_scheduling = True
+    server.has.schedule_low_priority_values_first = low_first
+    sign = -1 if low_first else 1
+    job, newer = Request("batch-job"), [Request(f"newer{n}") for n in range(5)]
+    for request in (job, *newer):
+        request.priority = sign * 10
+    job.priority = sign * batch
+    server.has.waiting_queue.append(job)
+    server.turn(1)
+    for request in newer:
+        server.has.waiting_queue.append(request)
+        server.turn(1)
+        server.has.waiting_queue.remove(request)
+        server.has.running_batch.reqs[:] = [request]
+        for _ in range(STEPS):
+            server.step(2, request)
+    assert server.told == told
+    (line,) = (w for w in server.flight.standing.live()[1] if "batch-job" in w)
+    assert ("as the server's policy wants" in line) is (told == [])
 
 
 def test_a_queue_that_its_policy_sorts_hides_nobody_who_is_overtaken(server):
