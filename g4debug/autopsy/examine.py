@@ -215,6 +215,11 @@ def _sureness(vote: Vote, place: images.Place) -> Iterator[str]:
         if p.buffer is not None:
             yield f"they also have addresses of that page of {p.buffer}: one page number, two reads"
     rivals = [p.buffer for p in vote.rivals if p not in vote.same and p.buffer is not None]
+    if not vote.whole:
+        yield (
+            "the map has not all of PyTorch's segments: an address in one that it lacks looks as "
+            "if it had faulted"
+        )
     if not vote.sure and rivals:
         others = ", ".join(places.outside(r, vote.address) for r in rivals[:3])
         yield f"only the distance tells which buffer it was meant for; else it is {others}"
@@ -257,7 +262,8 @@ def _innocent(
         if not where.startswith("not a KV page"):
             # Where the kernel reads KV, too, it may be a page that is far outside of its pool.
             reads = any(r.is_kv for p in among for r in memory.at(p.address))
-            where = f"{'most likely ' * reads}not a KV page: {where}"
+            likely = reads or not memory.segments
+            where = f"{'most likely ' * likely}not a KV page: {where}"
     verdict = f"{_who(known)}: address {vote.address:#x}" + (f", {where}" if where else "")
     return dataclasses.replace(
         known,
@@ -281,12 +287,13 @@ def _of_page(
     parts = [buffer.part, *(p.buffer.part for p in vote.same if p.buffer is not None)]
     both = dataclasses.replace(buffer, part=" or ".join(sorted(set(parts))))
     where = places.outside(both, vote.address)
-    sure = bool(vote.sure or vote.same)
+    sure = vote.sure
     likely = "" if sure else "most likely "
     why = cause(buffer, page, token, record)
     lanes = f"{vote.agree} of the {vote.lanes} lanes"
     if why and not sure:
-        why = f"most likely ({lanes} agree, but only the distance tells the buffer): {why}"
+        but = "only the distance tells the buffer" if vote.whole else "the map lacks segments"
+        why = f"most likely ({lanes} agree, but {but}): {why}"
     elif why and vote.agree < vote.lanes:
         why = f"for {lanes}: {why}"
     return dataclasses.replace(

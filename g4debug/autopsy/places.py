@@ -50,8 +50,7 @@ def words(address: int, memory: MemoryMap) -> str:
     behind = f"; the nearest KV buffer: it is {outside(near, address)}" if near is not None else ""
     if found:
         return f"not mapped any more: in {inside(found[0], address)}{behind}"
-    known = memory.segments and not memory.left_out
     made = f" of step {memory.step}" if memory.step >= 0 else ""
-    nowhere = "in no buffer and no segment" if known else "in no buffer"
-    nowhere += f" of the map{made}" if made or not known else ""
+    nowhere = "in no buffer and no segment" if memory.segments else "in no buffer"
+    nowhere += f" of the map{made}" if made or memory.left_out or not memory.segments else ""
     return f"{nowhere}{behind}"

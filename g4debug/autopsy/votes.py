@@ -60,6 +60,8 @@ class Vote:
     same page, too.
     given: the dump's events give the request a page of that number, and of no rival's.
     reads: the KV buffer that the instruction reads, if its registers have moved on.
+    whole: the map has all of PyTorch's segments. Without one of them, an address in it looks as if
+    it had faulted.
     """
 
     lanes: int
@@ -73,11 +75,14 @@ class Vote:
     same: tuple[Pointer, ...] = ()
     reads: Pointer | None = None
     given: bool = False
+    whole: bool = True
 
     @property
     def sure(self) -> bool:
         """True if more than the distance tells which buffer it was meant for."""
-        return bool(self.numbered or self.inside or self.given or not self.rivals)
+        if self.numbered or self.given:
+            return True
+        return self.whole and bool(self.inside or self.same or not self.rivals)
 
 
 def pointers(grid: Grid | None, memory: MemoryMap | None) -> tuple[Pointer, ...]:
@@ -148,6 +153,14 @@ def vote(
 
     access: the instruction that faulted, None if it is not known. among: the kernel's pointers.
     """
+    whole = memory is not None and memory.segments
+    found = _vote(voters, access, among, memory)
+    return dataclasses.replace(found, whole=whole)
+
+
+def _vote(
+    voters: Voters, access: Access | None, among: Sequence[Pointer], memory: MemoryMap | None
+) -> Vote:
     pairs = voters.pairs()
     lanes = int(voters.faulted.sum())
     reads = None
@@ -213,7 +226,9 @@ def _anywhere(
             some = pairs[:MOST_COMPARED, column]
             # Without a look no lane counts as one that has the number: then it is less sure.
             numbered = _numbered(registers, some, p) if room >= 0 else 0
-            if numbered or nearest is p:
+            # A segment that the map lacks has addresses that are near a buffer, too.
+            near = nearest is p and memory is not None and memory.segments
+            if numbered or near:
                 found.append((numbered, low, p))
     if not found:
         return Vote(lanes)
@@ -237,7 +252,7 @@ def _whole(addresses: Any) -> Any:
 
 def _mapped(addresses: Any, memory: MemoryMap | None) -> Any:
     """Which addresses are in a buffer of the map, and so did not fault: bool of the same shape."""
-    known = memory.ranges if memory is not None else ()
+    known = memory.known if memory is not None else ()
     live = sorted(
         (r.start, r.end)
         for r in known

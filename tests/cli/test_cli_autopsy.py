@@ -185,6 +185,30 @@ def test_an_address_is_translated(dump, capsys):
     assert "page 5 of K of layer 0 (swa pool), token 3" in text
 
 
+def test_what_the_map_had_no_room_for_is_said(tmp_path, capsys):
+    record = dataclasses.replace(sample_record(), memory=real_cores.memory(NAME))
+    far = LAST.end + (1 << 44)
+    for more, words in (
+        ({}, ()),
+        ({"left_out": 9}, ("9 small buffers or weights had no room",)),
+        ({"bare": (far, far + 100)}, ("of 1 place it knows only that PyTorch has memory there",)),
+        ({"segments": False}, ("it has not all of PyTorch's segments",)),
+    ):
+        known = dataclasses.replace(record, memory=dataclasses.replace(record.memory, **more))
+        dump = writing.write(writing.encode(known), tmp_path, "g4debug-z.pt")
+        text = run(capsys, "where", f"{far:#x}", dump)
+        if "bare" in more:
+            assert "in PyTorch's memory: a segment of 100 bytes with what had no room" in text
+        elif "segments" in more:
+            assert "in no buffer of the map" in text
+            assert "segment" not in text.partition("The map is of the start")[0]
+        else:
+            assert "in no buffer and no segment of the map" in text
+        said = text.partition("The map is of the start")[2]
+        assert all(word in said for word in words)
+        assert ("room" in said or "PyTorch" in said) == bool(words)
+
+
 def test_a_whole_log_is_read(dump, tmp_path, capsys):
     sanitizer = SANITIZER.format(NEAR + 64, *FORMS[0])
     log = tmp_path / "log"
