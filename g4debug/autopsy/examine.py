@@ -24,7 +24,11 @@ APART = 3600  # seconds; a core and a dump of one crash are not that far apart
 OURS = "g4debug-core-"
 NAMED = re.compile(rf"{OURS}.*-(\d+)-\d+\.nvcudmp")
 FILE = "CUDA_COREDUMP_FILE"
-NO_MAP = "there is no memory map: without the dump of the process, an address is only a number"
+NO_DUMP = "no dump was given; g4debug autopsy CORE DUMP reads the core with the dump's memory map"
+NO_MAP = "the dump has no memory map"
+WITHOUT = (
+    "which address faulted cannot be told without the memory map that the dump of the process has"
+)
 
 
 def examine(path: Path, record: TrapRecord | None = None) -> Autopsy:
@@ -76,9 +80,12 @@ def of_core(core: Core, name: str, record: TrapRecord | None) -> Autopsy:
     found = votes.vote(votes.Voters(core, [*mine, *others]), place.access, among, memory)
     known = _with_row(known, row, record, notes)
     found = _as_given(found, known.request, record)
-    notes += _sureness(found, place)
+    notes += _sureness(found, place) if memory is not None else _held(found, place)
     blocks = {w.block for w in warps} - {w.block for w in mine}
     notes += _others({block: row_of(block) for block in blocks})
+    if memory is None:
+        verdict = f"{_who(known)}: {WITHOUT}{_of_row(known)}"
+        return dataclasses.replace(known, verdict=verdict, lanes=found.lanes, notes=tuple(notes))
     base = found.base.buffer if found.base is not None else None
     if base is not None and base.is_kv:
         return _of_page(known, found, base, record, notes)
@@ -87,9 +94,24 @@ def of_core(core: Core, name: str, record: TrapRecord | None) -> Autopsy:
     return _innocent(known, found, among, memory, notes)
 
 
+def _held(vote: Vote, place: images.Place) -> Iterator[str]:
+    """What the registers of the instruction hold. Without a map nobody knows if that faulted."""
+    if vote.address < 0 or place.access is None:
+        return
+    a = place.access
+    yield (
+        f"{vote.agree} of the {vote.lanes} lanes that faulted hold {vote.address:#x}, or an "
+        f"address less than 2 MiB from it, in registers R{a.register} and R{a.register + 1}, from "
+        f"which the instruction that faulted ({a.name}) takes its address. They may have been "
+        "written over since, so it may be another address that faulted"
+    )
+
+
 def _map(core: Core, name: str, record: TrapRecord | None) -> tuple[MemoryMap | None, list[str]]:
     """The memory map of the dump, and what speaks against it: it may be another process's."""
-    if record is None or record.memory is None:
+    if record is None:
+        return None, [NO_DUMP]
+    if record.memory is None:
         return None, [NO_MAP]
     if record.memory.device == "cpu":
         return None, ["the dump is of a process on the CPU engine, so it is not of this core dump"]
@@ -250,24 +272,21 @@ def _innocent(
     known: Autopsy,
     vote: Vote,
     among: Sequence[Pointer],
-    memory: MemoryMap | None,
+    memory: MemoryMap,
     notes: list[str],
 ) -> Autopsy:
     """No KV buffer of the kernel is near: what the address is in instead."""
-    where = ""
-    if memory is not None:
-        where = places.words(vote.address, memory)
-        if vote.base is not None and vote.base.buffer is not None:
-            where += f"; nearest among the kernel's buffers is {vote.base.buffer}"
-        if not where.startswith("not a KV page"):
-            # Where the kernel reads KV, too, it may be a page that is far outside of its pool.
-            reads = any(r.is_kv for p in among for r in memory.at(p.address))
-            likely = reads or not memory.segments
-            where = f"{'most likely ' * likely}not a KV page: {where}"
-    verdict = f"{_who(known)}: address {vote.address:#x}" + (f", {where}" if where else "")
+    where = places.words(vote.address, memory)
+    if vote.base is not None and vote.base.buffer is not None:
+        where += f"; nearest among the kernel's buffers is {vote.base.buffer}"
+    if not where.startswith("not a KV page"):
+        # Where the kernel reads KV, too, it may be a page that is far outside of its pool.
+        reads = any(r.is_kv for p in among for r in memory.at(p.address))
+        likely = reads or not memory.segments
+        where = f"{'most likely ' * likely}not a KV page: {where}"
     return dataclasses.replace(
         known,
-        verdict=f"{verdict}{_of_row(known)}",
+        verdict=f"{_who(known)}: address {vote.address:#x}, {where}{_of_row(known)}",
         address=vote.address,
         lanes=vote.lanes,
         agree=vote.agree,

@@ -116,6 +116,21 @@ def test_an_address_that_was_written_over_is_not_guessed(name):
 
 
 @pytest.mark.parametrize("name", ATTENTION)
+@pytest.mark.parametrize("given", [True, False])
+def test_without_a_map_no_address_is_said_to_have_faulted(name, given):
+    """Of ``LOST`` the registers hold a valid address by now, and of XQA they hold anything."""
+    core = Core(memoryview(real_cores.core(name)))
+    record = real_cores.record(name, memory=None) if given else None
+    found = examine.of_core(core, "x", record)
+    assert "which address faulted cannot be told without the memory map" in found.verdict
+    assert "no register" not in found.verdict
+    assert "0x" not in found.verdict
+    assert (found.address, found.agree, found.page) == (-1, -1, -1)
+    assert any(("no dump was given", "the dump has no memory map")[given] in n for n in found.notes)
+    assert all("may be another address" in n for n in found.notes if "0x" in n)
+
+
+@pytest.mark.parametrize("name", ATTENTION)
 def test_with_another_map_no_page_is_named(name):
     """The map of another process: none of the kernel's buffers is in it."""
     other = next(n for n in ATTENTION if n != name)

@@ -72,9 +72,15 @@ def test_it_names_the_page(core, dump, capsys):
 
 def test_without_a_dump_it_says_what_is_missing(core, capsys):
     text = run(capsys, "autopsy", core)
-    assert f"address {BAD:#x}" in text
-    assert "there is no memory map" in text
-    assert "page" not in text.partition("HOW SURE")[0]
+    assert "which address faulted cannot be told without the memory map" in text
+    verdict, _, rest = text.partition("HOW SURE")
+    assert "0x" not in verdict
+    assert "page" not in verdict
+    assert "no dump was given" in rest
+    assert f"64 lanes that faulted hold {BAD:#x}, or an address less than 2 MiB from it" in rest
+    assert "it may be another address that faulted" in rest
+    found = json.loads(run(capsys, "autopsy", core, "--json"))
+    assert (found["address"], found["agree"]) == (-1, -1)
 
 
 def test_json_has_the_same(core, dump, capsys):
