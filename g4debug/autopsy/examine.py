@@ -77,8 +77,11 @@ def of_core(core: Core, name: str, record: TrapRecord | None) -> Autopsy:
     # The blocks of one row read the same pages. What another row read is another fault.
     mine = [w for w in warps if w.block == known.block or row_of(w.block) == row >= 0]
     others = [w for w in core.warps if warp is not None and w.grid == warp.grid and not w.faulted]
-    found = votes.vote(votes.Voters(core, [*mine, *others]), place.access, among, memory)
     known = _with_row(known, row, record, notes)
+    if exception not in layouts.ILLEGAL_ADDRESS:
+        voters = votes.Voters(core, mine) if exception in layouts.MISALIGNED else None
+        return _of_no_page(known, exception, voters, place, memory, notes)
+    found = votes.vote(votes.Voters(core, [*mine, *others]), place.access, among, memory)
     found = _as_given(found, known.request, record)
     notes += _sureness(found, place) if memory is not None else _held(found, place)
     blocks = {w.block for w in warps} - {w.block for w in mine}
@@ -149,10 +152,12 @@ def _faulted(core: Core) -> tuple[list[Warp], int, int]:
     """
     warps = [w for w in core.warps if w.faulted]
     noted = next(iter(core.multiprocessors.values()), (0, -1))
-    for warp in warps:
-        exception = max(map(int, warp.lanes["exception"]), default=0) or noted[0]
-        return [w for w in warps if w.grid == warp.grid], exception, warp.error_pc
-    return warps, *noted
+    if not warps:
+        return warps, *noted
+    own = max(map(int, warps[0].lanes["exception"]), default=0)
+    # A warp of another exception is another fault.
+    same = [w for w in warps if w.grid == warps[0].grid and own in (0, *w.lanes["exception"])]
+    return same, own or noted[0], warps[0].error_pc
 
 
 def _only(core: Core) -> Grid | None:
@@ -245,6 +250,43 @@ def _sureness(vote: Vote, place: images.Place) -> Iterator[str]:
     if not vote.sure and rivals:
         others = ", ".join(places.outside(r, vote.address) for r in rivals[:3])
         yield f"only the distance tells which buffer it was meant for; else it is {others}"
+
+
+def _of_no_page(
+    known: Autopsy,
+    exception: int,
+    voters: votes.Voters | None,
+    place: images.Place,
+    memory: MemoryMap | None,
+    notes: list[str],
+) -> Autopsy:
+    """The exception is not that an address is outside of all memory: no page is accused.
+
+    voters: if it is about an address that is inside, but not aligned.
+    """
+    address = agree = lanes = -1
+    if voters is None:
+        what = f"this exception is about {layouts.about(exception)}, so no page is looked for"
+    elif memory is None:
+        what = f"{WITHOUT}; it is one of mapped memory that is not aligned"
+    elif (odd := votes.misaligned(voters, place.access, memory)) is None:
+        what = "no register has the address any more; it is one that is not aligned, not outside"
+    else:
+        address, alignment, agree, lanes = odd
+        what = f"most likely address {address:#x}, which is no multiple of {2 * alignment}: it is "
+        what += places.words(address, memory).removeprefix("not a KV page: ")
+        notes.append(
+            f"{agree} of the {lanes} lanes that faulted have such an address in the registers of "
+            "the instruction; they may have been written over since"
+        )
+    return dataclasses.replace(
+        known,
+        verdict=f"{_who(known)}: {what}{_of_row(known)}",
+        address=address,
+        agree=agree,
+        lanes=lanes,
+        notes=tuple(notes),
+    )
 
 
 def _gone(known: Autopsy, vote: Vote, kv: Sequence[MemoryRange], notes: list[str]) -> Autopsy:

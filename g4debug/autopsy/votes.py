@@ -32,6 +32,7 @@ MOST_COMPARED = 1024  # lanes in which the number of a page is looked for, where
 MOST_LOOKS = 1000  # times that it is looked for there
 SMALL = 1 << 20  # the low half of an address is below this only once in 4,096 times
 DIFFERENT = 4  # addresses of the lanes that read a page
+WIDEST = 16  # bytes of the widest access of a lane
 SMALLEST = 1024  # a smaller number in a register says nothing: there are many
 
 
@@ -175,6 +176,26 @@ def _vote(
         reads = next((p for p in among if p.is_kv and _inside(moved, p)), None)
     found = _anywhere(voters, pairs[voters.faulted], among, memory, lanes)
     return dataclasses.replace(found, reads=reads)
+
+
+def misaligned(
+    voters: Voters, access: Access | None, memory: MemoryMap
+) -> tuple[int, int, int, int] | None:
+    """(address, alignment, agree, lanes) of an access that is not aligned; None if it is not known.
+
+    Of the addresses in the registers of the instruction that faulted, the one that is a multiple of
+    the smallest power of two, which is the alignment in bytes. agree: so many of the lanes that
+    faulted have a mapped address there that is no multiple of ``WIDEST``.
+    """
+    if access is None or access.register >= voters.registers.shape[1] - 1:
+        return None
+    column = voters.pairs()[voters.faulted, access.register] + np.uint64(access.offset % (1 << 64))
+    odd = column[_mapped(column, memory) & (column % np.uint64(WIDEST) != 0)]
+    if not len(odd):
+        return None
+    alignment = odd & (~odd + np.uint64(1))
+    least = int(alignment.min())
+    return int(odd[alignment == least].min()), least, len(odd), len(column)
 
 
 def _exact(

@@ -11,12 +11,14 @@ import dataclasses
 import io
 import struct
 
+import numpy as np
 import pytest
 import real_cores
 from elftools.elf.elffile import ELFFile
 
 from g4debug.autopsy import examine, images, layouts, votes
 from g4debug.autopsy.core import Core
+from g4debug.findings.memory_map import MemoryMap
 from g4debug.findings.record import PageEvent
 
 ATTENTION = [n for n in real_cores.NAMES if "at" in real_cores.truth(n)]
@@ -128,6 +130,66 @@ def test_without_a_map_no_address_is_said_to_have_faulted(name, given):
     assert (found.address, found.agree, found.page) == (-1, -1, -1)
     assert any(("no dump was given", "the dump has no memory map")[given] in n for n in found.notes)
     assert all("may be another address" in n for n in found.notes if "0x" in n)
+
+
+def with_exception(name, number):
+    """A real core, with another exception in its lanes and multiprocessors."""
+    data = bytearray(real_cores.core(name))
+    core = Core(memoryview(bytes(data)))
+    for kind in (layouts.LANES, layouts.SMS):
+        for section in core.elf.of_type(kind):
+            table = layouts.table(kind, core.elf.bytes_of(section), section.entry)
+            field = table.dtype.fields["exception"][1]
+            for at in np.flatnonzero(table["exception"]):
+                struct.pack_into("<I", data, section.offset + at * section.entry + field, number)
+    return Core(memoryview(bytes(data)))
+
+
+@pytest.mark.parametrize("number", [n for n in (*layouts.EXCEPTIONS, 99) if n != layouts.ASSERT])
+@pytest.mark.parametrize("name", ["decode-uninitialised", "decode-larger-pool", "xqa-larger-pool"])
+def test_only_an_illegal_address_accuses_a_page(name, number):
+    """The registers still hold the address of a page that no pool has: it is no evidence here."""
+    found = examine.of_core(with_exception(name, number), "x", real_cores.record(name))
+    assert f"CUDA_EXCEPTION_{number}:" in found.verdict
+    assert found.kernel in found.verdict
+    assert (found.page == named(name)) == (number in (1, 10, 14))
+    if number in (1, 10, 14):
+        return
+    assert (found.page, found.pages, found.layer, found.address, found.cause) == (-1,) * 4 + ("",)
+    assert "page 3" not in found.verdict
+    assert "behind" not in found.verdict
+    words = {2: "the stack of a thread", 4: "an instruction", 8: "the address of an instruction"}
+    assert words.get(number, "") in found.verdict
+    assert found.row >= 0
+
+
+@pytest.mark.parametrize("number", layouts.MISALIGNED)
+def test_an_address_that_is_not_aligned_is_named_where_it_lies(number, monkeypatch):
+    """The map is that of a process in which the address is inside of K."""
+    name = "decode-uninitialised"
+    core = with_exception(name, number)
+    told = real_cores.truth(name)
+    k = next(r for r in real_cores.memory(name).kv if (r.layer, r.part, r.pool) == (3, "K", "swa"))
+    address = told["expected_k"]
+    around = dataclasses.replace(k, start=address - 5 * k.page_bytes)
+    whole = real_cores.record(name, memory=MemoryMap((around,), segments=True))
+    found = examine.of_core(core, "x", whole)
+    assert "no register has the address any more" in found.verdict  # its lanes' are multiples of 16
+    registers = Core.registers
+
+    def shifted(self, warp):
+        values = registers(self, warp)
+        values[:, 24] += 6  # the low half of the address that the instruction takes
+        return values
+
+    monkeypatch.setattr(Core, "registers", shifted)
+    found = examine.of_core(core, "x", whole)
+    assert f"most likely address {address + 6:#x}, which is no multiple of 4" in found.verdict
+    assert "it is page 5 of K of layer 3 (swa pool), token 0" in found.verdict
+    assert "behind" not in found.verdict
+    assert found.address == address + 6
+    assert found.page == found.pages == -1
+    assert "64 of the 64 lanes that faulted have such an address" in found.notes[-1]
 
 
 @pytest.mark.parametrize("name", ATTENTION)
