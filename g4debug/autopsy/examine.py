@@ -13,7 +13,7 @@ from g4debug.autopsy import core as cores
 from g4debug.autopsy import images, layouts, places, rows, votes
 from g4debug.autopsy.core import Core, Grid, Warp
 from g4debug.autopsy.votes import Pointer, Vote
-from g4debug.findings.memory_map import MemoryMap, MemoryRange
+from g4debug.findings.memory_map import GIVEN_BACK, KV, SEGMENT, MemoryMap, MemoryRange
 from g4debug.findings.record import Autopsy, PageEvent, TrapRecord
 
 SHOWN = 8  # events and steps of the dump
@@ -24,6 +24,10 @@ APART = 3600  # seconds; a core and a dump of one crash are not that far apart
 OURS = "g4debug-core-"
 NAMED = re.compile(rf"{OURS}.*-(\d+)-\d+\.nvcudmp")
 FILE = "CUDA_COREDUMP_FILE"
+NAMES = 4  # buffers of a kernel that are named
+NOT_FOLLOWED = (
+    "its parameters were looked at, and no pointer that lies behind one of them, or in a descriptor"
+)
 NO_DUMP = "no dump was given; g4debug autopsy CORE DUMP reads the core with the dump's memory map"
 NO_MAP = "the dump has no memory map"
 WITHOUT = (
@@ -71,8 +75,8 @@ def of_core(core: Core, name: str, record: TrapRecord | None) -> Autopsy:
     if warp is None:
         notes.append("the warps that faulted had ended, so no register tells the address")
     among = votes.pointers(grid, memory)
-    kv = [p.buffer for p in among if p.buffer is not None and p.buffer.is_kv]
-    row_of = partial(rows.row_of, known.kernel, dtype=kv[0].dtype if kv else "")
+    dtype = next((p.buffer.dtype for p in among if p.buffer is not None and p.is_kv), "")
+    row_of = partial(rows.row_of, known.kernel, dtype=dtype)
     row = row_of(known.block)
     # The blocks of one row read the same pages. What another row read is another fault.
     mine = [w for w in warps if w.block == known.block or row_of(w.block) == row >= 0]
@@ -93,7 +97,7 @@ def of_core(core: Core, name: str, record: TrapRecord | None) -> Autopsy:
     if base is not None and base.is_kv:
         return _of_page(known, found, base, record, notes)
     if found.address < 0:
-        return _gone(known, found, kv, notes)
+        return _gone(known, found, among, memory, notes)
     return _innocent(known, found, among, memory, notes)
 
 
@@ -289,16 +293,25 @@ def _of_no_page(
     )
 
 
-def _gone(known: Autopsy, vote: Vote, kv: Sequence[MemoryRange], notes: list[str]) -> Autopsy:
+def _gone(
+    known: Autopsy, vote: Vote, among: Sequence[Pointer], memory: MemoryMap, notes: list[str]
+) -> Autopsy:
     """No register has the address any more: only the kernel, its buffers and the row are known."""
     reads = vote.reads.buffer if vote.reads is not None else None
+    given = _given(among, memory)
+    kv = [r for r in given if r.what == KV]
     if reads is not None:
         what = f"it reads {reads}; no register has the address any more, so the page is not known"
     elif kv:
-        layers = " and ".join(dict.fromkeys(str(b) for b in kv[:4]))
-        what = f"it got {layers}; no register has the address any more, so no page is known"
+        what = f"it got {_names(kv)}; no register has the address any more, so no page is known"
+    elif given:
+        what = f"most likely not a KV page: the kernel was given no KV buffer, but {_names(given)}"
+        notes.append(NOT_FOLLOWED)
     else:
-        what = "no register has an address that is known to be wrong"
+        what = (
+            "no register has the address any more, and no parameter of the kernel in the core "
+            "points into memory that the map knows, so nothing is known of the page"
+        )
     return dataclasses.replace(
         known,
         verdict=f"{_who(known)}: {what}{_of_row(known)}",
@@ -308,6 +321,27 @@ def _gone(known: Autopsy, vote: Vote, kv: Sequence[MemoryRange], notes: list[str
         part=reads.part if reads is not None else "",
         notes=tuple(notes),
     )
+
+
+def _given(among: Sequence[Pointer], memory: MemoryMap) -> list[MemoryRange]:
+    """What the kernel's pointers point into, each once, in the order of the addresses: KV if it is
+    that, too, and a segment only if no more is known.
+    """
+    found = [
+        sorted(memory.at(p.address), key=lambda r: (r.what != KV, r.what in (SEGMENT, GIVEN_BACK)))
+        for p in among
+    ]
+    return list(dict.fromkeys(at[0] for at in found if at))
+
+
+def _names(ranges: Sequence[MemoryRange]) -> str:
+    """Names of buffers; those of which nobody knows more than the segment are counted."""
+    names = list(dict.fromkeys(str(r) for r in ranges if r.what not in (SEGMENT, GIVEN_BACK)))
+    more = len(names) - NAMES
+    names = names[:NAMES] + ([f"{more} more"] if more > 0 else [])
+    if any(r.what in (SEGMENT, GIVEN_BACK) for r in ranges):
+        names.append("memory of PyTorch's that has no name in the map")
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def _innocent(
@@ -323,7 +357,7 @@ def _innocent(
         where += f"; nearest among the kernel's buffers is {vote.base.buffer}"
     if not where.startswith("not a KV page"):
         # Where the kernel reads KV, too, it may be a page that is far outside of its pool.
-        reads = any(r.is_kv for p in among for r in memory.at(p.address))
+        reads = any(r.what == KV for p in among for r in memory.at(p.address))
         likely = reads or not memory.segments
         where = f"{'most likely ' * likely}not a KV page: {where}"
     return dataclasses.replace(

@@ -278,6 +278,31 @@ def test_a_kernel_without_lines_and_whose_warps_have_ended_is_named():
     assert found.line == ""
     assert found.address == -1
     assert "the warps that faulted had ended, so no register tells the address" in found.notes
+    assert "most likely not a KV page: the kernel was given no KV buffer, but buffer out" in (
+        found.verdict
+    )
+    assert any("no pointer that lies behind one of them" in note for note in found.notes)
+
+
+def test_a_kernel_that_was_given_kv_is_not_called_innocent():
+    """Its parameter points into the middle of a buffer of K, of which it is not the begin."""
+    memory = real_cores.memory("foreign")
+    out = next(r for r in memory.ranges if r.name == "out")
+    k = next(r for r in memory.kv if (r.layer, r.part) == (3, "K"))
+    whole = dataclasses.replace(k, start=out.start - k.page_bytes)
+    for pages in (True, False):  # a buffer whose pages are not known is KV, too
+        kv = whole if pages else dataclasses.replace(whole, page_bytes=0)
+        rest = [r for r in memory.ranges if r.name not in ("out", k.name)]
+        other = dataclasses.replace(memory, ranges=(kv, *rest))
+        found = autopsy("foreign", memory=other)
+        assert "it got K of layer 3" in found.verdict
+        assert "not a KV page" not in found.verdict
+
+
+def test_parameters_that_point_nowhere_say_nothing_of_the_page():
+    found = autopsy("foreign", memory=real_cores.memory("decode-graph"))
+    assert "nothing is known of the page" in found.verdict
+    assert "not a KV page" not in found.verdict
 
 
 @pytest.mark.parametrize("major", [0, 10, 12])
