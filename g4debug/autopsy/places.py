@@ -26,6 +26,13 @@ def inside(r: MemoryRange, address: int) -> str:
     return f"{r}, {size(address - r.start)} from its begin"
 
 
+def page(r: MemoryRange, number: int) -> str:
+    """``page 384 of K, layer 22 (the SWA pool has pages 0 to 372)``."""
+    name = "SWA" if r.pool == "swa" else r.pool
+    pool = f"the draft's own {name}" if r.runner == "draft" else f"the {name}"
+    return f"page {number} of {r.part}, layer {r.layer} ({pool} pool has pages 0 to {r.pages - 1})"
+
+
 def outside(r: MemoryRange, address: int) -> str:
     """``page 384 behind K of layer 22 (swa pool), which has 373 pages``."""
     page, token = r.page_at(address)

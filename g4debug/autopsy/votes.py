@@ -262,7 +262,9 @@ def _anywhere(
         return Vote(lanes)
     same = tuple({p.address: p for _, _, p in found if p is not base}.values())
     lowest = min(a for _, a, p in found if p is base)
-    return Vote(lanes, lanes, False, lowest, base, numbered, 0, same, same)
+    # Without the page's number only the distance has told which buffer it is.
+    rivals = same if numbered or same else tuple(p for p, _ in kv if p is not base)
+    return Vote(lanes, lanes, False, lowest, base, numbered, 0, rivals, same)
 
 
 def _whole(addresses: Any) -> Any:

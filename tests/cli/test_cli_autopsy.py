@@ -27,7 +27,7 @@ from g4debug.tracers.flight_recorder import lookups, report
 pytestmark = pytest.mark.once("commands do not import SGLang")
 NAME = "decode-uninitialised"
 BAD = real_cores.truth(NAME)["expected_k"]
-VERDICT = "behind K of layer 3 (swa pool): page 33554431, token 63, where it has pages 0 to 372"
+VERDICT = "page 33554431 of K, layer 3 (the SWA pool has pages 0 to 372)"
 LAST = max(real_cores.memory(NAME).kv, key=lambda r: r.start)
 NEAR = LAST.end + 200 * LAST.page_bytes + 5  # behind the last buffer and its segment
 BEHIND = f"behind {LAST}: page {LAST.pages + 200}, token 0, where it has pages 0 to"
@@ -64,10 +64,13 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) -
 
 def test_it_names_the_page(core, dump, capsys):
     text = run(capsys, "autopsy", core, dump)
-    assert "warp illegal address in _fwd_grouped_kernel_stage1 (decode_attention.py:357)" in text
-    assert VERDICT in text
+    assert text.startswith(f"AUTOPSY {VERDICT}")
+    assert "_fwd_grouped_kernel_stage1 at decode_attention.py:357" in text
+    assert "CUDA_EXCEPTION_14: warp illegal address" in text
+    assert (text.count("_fwd_grouped"), text.count(f"{BAD:#x}")) == (1, 1)
     assert "block (7, 0, 1) of a grid of (8, 2, 2)" in text
-    assert "64 of the 64 lanes that faulted have it in registers R24 and R25" in text
+    said = "64 of the 64 lanes that faulted hold an address in that page in registers R24 and R25"
+    assert said in text
 
 
 def test_without_a_dump_it_says_what_is_missing(core, capsys):
@@ -147,7 +150,7 @@ def test_the_lookups_go_if_it_was_no_assertion(core, tmp_path, capsys):
     )
     dump = writing.write(writing.encode(record), tmp_path, "g4debug-y.pt")
     run(capsys, "autopsy", core, dump, "--write")
-    assert read(dump).finding == died
+    assert read(dump).finding.kind == "cuda-error"
     assert read(dump).lookups == ()
 
 
