@@ -14,8 +14,6 @@ from g4debug.findings.record import SCHEMA, Autopsy, Finding, TrapRecord
 from g4debug.tracers.flight_recorder.assert_evidence import Asserted
 from g4debug.tracers.flight_recorder.report import BLOCKING, NOT_KNOWN
 
-# Of these the finding says only that the process died. A tracer's finding has a cause of its own.
-DIED = ("cuda-error", "native-crash", "gone")
 BY_CORE = "By the CUDA core dump"  # begins the line in CAUSE
 NAMED = "CUDA core dump: "  # begins the line of the file, see coredump.core_dump
 REMOVED = ". It is removed once its autopsy is in this dump (G4DEBUG_CORE=keep keeps it)"
@@ -33,7 +31,8 @@ def with_autopsy(record: TrapRecord, found: Autopsy) -> TrapRecord:
     """
     whole = replace(record, autopsy=found, schema=SCHEMA)
     finding = record.finding
-    if finding.kind not in DIED or finding.kind not in KINDS.get(finding.check, {}):
+    kind = KINDS.get(finding.check, {}).get(finding.kind)
+    if kind is None or not kind.died:  # a tracer's finding has a cause of its own
         return whole
     if found.of_assertion:
         return _asserted(whole) if finding.kind == "cuda-error" else whole
@@ -63,9 +62,9 @@ def _with_cause(finding: Finding, found: Autopsy) -> Finding:
         line for line in _as_read(finding.cause, found) if not line.startswith((BY_CORE, NOT_KNOWN))
     ]
     known = KINDS[finding.check][finding.kind].reference
-    fits = [KINDS["page-table"][ENTRIES[n]].entry for n in found.fits if n in ENTRIES]
-    also = "".join(f", and so may '{title}'" for title in fits[1:])
-    reference = f"TRIAGE.md, '{fits[0]}' fits the core dump{also}; else {known}" if fits else known
+    fits = [KINDS["page-table"][ENTRIES[n]].reference for n in found.fits if n in ENTRIES]
+    also = "".join(f", and so may {entry}" for entry in fits[1:])
+    reference = f"{fits[0]} fits the core dump{also}; else {known}" if fits else known
     command = finding.next_command
     if fits and command == BLOCKING:  # which would name the kernel, and that is known now
         command = f"g4debug triage {found.fits[0]}"

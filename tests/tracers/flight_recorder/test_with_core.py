@@ -62,7 +62,7 @@ def test_a_table_that_was_not_translated_is_in_cause_and_fix():
     assert file.startswith("CUDA core dump: decode-larger-pool.core; it was read, and AUTOPSY")
     titles = entries()[17].title, entries()[1].title
     assert report["FIX"] == (
-        f"TRIAGE.md, '{titles[0]}' fits the core dump, and so may '{titles[1]}'; else "
+        f"TRIAGE.md, '{titles[0]}' fits the core dump, and so may TRIAGE.md, '{titles[1]}'; else "
         f"{KINDS['cuda-error'].reference}"
     )
     assert report["TRIAGE"] == entries()[17].first_lines
