@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from g4debug.findings.kinds import KINDS
 from g4debug.findings.memory_map import MemoryRange
 from g4debug.findings.record import PageEvent, TrapRecord
 
 SHOWN = 8  # events and steps of the dump
 ALL_BITS = 1 << 20  # from here on, a page number of nothing but set bits is no real one
 LARGEST_INT32 = 0x7FFF_FFFF
-WRONG, UNTRANSLATED = (17,), (17, 1)  # entries of TRIAGE.md: a wrong page, and a case of that
+_KINDS = KINDS["page-table"]
+# Headings in TRIAGE.md: a wrong page, and a case of that.
+WRONG = (_KINDS["out-of-range"].entry,)
+UNTRANSLATED = (*WRONG, _KINDS["full-index-in-swa-table"].entry)
 
 
 def cause(
     buffer: MemoryRange, page: int, token: int, record: TrapRecord | None
-) -> tuple[str, tuple[int, ...]]:
+) -> tuple[str, tuple[str, ...]]:
     """Why a kernel may have got such a page, and which entries of TRIAGE.md that fits.
 
     ('', ()) if the numbers alone fit nothing.

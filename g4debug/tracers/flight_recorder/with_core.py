@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from g4debug.findings.kinds import KINDS
+from g4debug.findings.kinds import KINDS, PAGE
 from g4debug.findings.record import SCHEMA, Autopsy, Finding, TrapRecord
 from g4debug.tracers.flight_recorder.assert_evidence import Asserted
 from g4debug.tracers.flight_recorder.report import BLOCKING, NOT_KNOWN
@@ -18,8 +18,6 @@ BY_CORE = "By the CUDA core dump"  # begins the line in CAUSE
 NAMED = "CUDA core dump: "  # begins the line of the file, see coredump.core_dump
 REMOVED = ". It is removed once its autopsy is in this dump (G4DEBUG_CORE=keep keeps it)"
 READ = "; it was read, and AUTOPSY has what it says"
-# Number of an entry of TRIAGE.md -> a kind that it explains, which has its title.
-ENTRIES = {1: "full-index-in-swa-table", 17: "out-of-range"}
 
 
 def with_autopsy(record: TrapRecord, found: Autopsy) -> TrapRecord:
@@ -62,12 +60,12 @@ def _with_cause(finding: Finding, found: Autopsy) -> Finding:
         line for line in _as_read(finding.cause, found) if not line.startswith((BY_CORE, NOT_KNOWN))
     ]
     known = KINDS[finding.check][finding.kind].reference
-    fits = [KINDS["page-table"][ENTRIES[n]].reference for n in found.fits if n in ENTRIES]
-    also = "".join(f", and so may {entry}" for entry in fits[1:])
-    reference = f"{fits[0]} fits the core dump{also}; else {known}" if fits else known
-    command = finding.next_command
-    if fits and command == BLOCKING:  # which would name the kernel, and that is known now
-        command = f"g4debug triage {found.fits[0]}"
+    reference, command = known, finding.next_command
+    if found.fits:
+        also = "".join(f", and so may '{heading}'" for heading in found.fits[1:])
+        reference = f"{PAGE}, '{found.fits[0]}' fits the core dump{also}; else {known}"
+        if command == BLOCKING:  # which would name the kernel, and that is known now
+            command = f'g4debug triage "{found.fits[0]}"'
     return replace(
         finding,
         cause="\n".join([_cause(found), *before]),
@@ -86,7 +84,7 @@ def _cause(found: Autopsy) -> str:
         return f"{BY_CORE}: {found.verdict}. Why, it does not tell."
     if found.where.removeprefix(likely).startswith("not a KV page"):
         return f"{BY_CORE}: {found.verdict}. Look at {kernel}."
-    return f"{BY_CORE}: not known; {kernel} faulted, and no page is known."
+    return f"{BY_CORE} it is not known why {kernel} faulted. What is known: {found.verdict}"
 
 
 def _as_read(cause: str, found: Autopsy | None) -> Iterator[str]:

@@ -60,9 +60,9 @@ def test_a_table_that_was_not_translated_is_in_cause_and_fix():
     )
     assert "none yet" not in file
     assert file.startswith("CUDA core dump: decode-larger-pool.core; it was read, and AUTOPSY")
-    titles = entries()[17].title, entries()[1].title
+    wrong, untranslated = entries()[17].title, entries()[1].title
     assert report["FIX"] == (
-        f"TRIAGE.md, '{titles[0]}' fits the core dump, and so may TRIAGE.md, '{titles[1]}'; else "
+        f"{kinds.PAGE}, '{wrong}' fits the core dump, and so may '{untranslated}'; else "
         f"{KINDS['cuda-error'].reference}"
     )
     assert report["TRIAGE"] == entries()[17].first_lines
@@ -71,7 +71,8 @@ def test_a_table_that_was_not_translated_is_in_cause_and_fix():
 
 def test_what_a_launch_that_blocks_would_tell_is_known():
     name = "decode-larger-pool"
-    assert told(read(died(name, next_command=BLOCKING), name))["NEXT"] == "g4debug triage 17"
+    after = told(read(died(name, next_command=BLOCKING), name))
+    assert after["NEXT"] == f'g4debug triage "{entries()[17].title}"'
     foreign = told(read(died("foreign", next_command=BLOCKING), "foreign"))
     assert foreign["NEXT"] == BLOCKING
 
@@ -88,7 +89,8 @@ def test_what_the_tracers_said_stays():
 def test_where_no_page_is_known_nothing_is_blamed():
     lost = told(read(died("decode-negative"), "decode-negative"))
     assert lost["CAUSE"].startswith(
-        "By the CUDA core dump: not known; the kernel _fwd_grouped_kernel_stage1 faulted"
+        "By the CUDA core dump it is not known why the kernel _fwd_grouped_kernel_stage1 faulted. "
+        "What is known: some page of V of layer 0 (swa pool)"
     )
     assert lost["FIX"] == KINDS["cuda-error"].reference
     foreign = told(read(died("foreign"), "foreign"))
@@ -132,10 +134,3 @@ def test_an_assertion_names_its_file_too():
     assert finding.kind == "device-assert"
     assert "none yet" not in finding.cause
     assert "CUDA core dump: embedding.core; it was read" in finding.cause
-
-
-def test_the_entries_are_those_of_triage():
-    from g4debug.tracers.flight_recorder.with_core import ENTRIES
-
-    for number, kind in ENTRIES.items():
-        assert kinds.KINDS["page-table"][kind].entry == entries()[number].title
