@@ -208,7 +208,7 @@ def _of_no_page(
     """
     address = agree = lanes = -1
     if voters is None:
-        what = f"no page is accused: this exception is about {layouts.about(exception)}"
+        what = f"no page is accused: {layouts.about(exception)}"
     elif memory is None:
         what = f"{WITHOUT}; it is one of mapped memory that is not aligned"
     elif (odd := votes.misaligned(voters, place.access, memory)) is None:

@@ -113,7 +113,6 @@ ASSERT = 12
 ILLEGAL_ADDRESS = {1, 10, 14}
 MISALIGNED = {6, 11}
 ABOUT = {
-    0: "nothing that is known, because none is noted",
     2: "the stack of a thread",
     3: "the hardware's stack",
     4: "an instruction that is none",
@@ -133,8 +132,11 @@ def exception(number: int) -> str:
 
 
 def about(number: int) -> str:
-    """What an exception is about, if it is about no address of global memory."""
-    return ABOUT.get(number, "something that g4debug does not know to be an address")
+    """Why an exception accuses no page: a clause."""
+    if not number:
+        return "the core dump notes no exception"
+    known = ABOUT.get(number, "something that g4debug does not know to be an address")
+    return f"this exception is about {known}"
 
 
 def table(kind: int, data: memoryview, entry: int) -> np.ndarray:

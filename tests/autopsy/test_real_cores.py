@@ -172,6 +172,13 @@ def test_only_an_illegal_address_accuses_a_page(name, number):
     assert found.row >= 0
 
 
+def test_a_core_without_an_exception_accuses_no_page():
+    name = "decode-uninitialised"
+    found = examine.of_core(with_exception(name, 0), "x", real_cores.record(name))
+    assert found.verdict.startswith("no page is accused: the core dump notes no exception; row 7")
+    assert (found.page, found.pages, found.cause) == (-1, -1, "")
+
+
 @pytest.mark.parametrize("number", layouts.MISALIGNED)
 def test_an_address_that_is_not_aligned_is_named_where_it_lies(number, monkeypatch):
     """The map is that of a process in which the address is inside of K."""
@@ -261,6 +268,10 @@ def test_what_only_the_distance_tells_is_said_to_be_likely():
     assert "page 896 of V, layer 2" in autopsy("decode-larger-pool", allocator=(other,)).verdict
     both = dataclasses.replace(given, pages=(384, 896), count=2)
     assert "most likely" in autopsy("decode-larger-pool", allocator=(both,)).verdict
+    # Here no lane has it where the instruction takes it from, nor the page's number.
+    other = autopsy("xqa-larger-pool")
+    assert other.verdict.startswith("most likely page 384 of K, layer 2 ")
+    assert any("page 896 of V, layer 2" in note for note in other.notes)
     sure = autopsy("decode-uninitialised")
     assert "most likely" not in sure.verdict
 
