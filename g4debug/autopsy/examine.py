@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 
 from g4debug.autopsy import core as cores
-from g4debug.autopsy import images, layouts, places, rows, votes
+from g4debug.autopsy import images, layouts, places, rows, story, sureness, votes
 from g4debug.autopsy.core import Core, Grid, Warp
 from g4debug.autopsy.votes import Pointer, Vote
-from g4debug.findings.memory_map import MemoryMap, MemoryRange
-from g4debug.findings.record import Autopsy, PageEvent, TrapRecord
+from g4debug.findings.memory_map import GIVEN_BACK, KV, SEGMENT, MemoryMap, MemoryRange
+from g4debug.findings.record import Autopsy, TrapRecord
 
-SHOWN = 8  # events and steps of the dump
-ALL_BITS = 1 << 20  # from here on, a page number of nothing but set bits is no real one
-LARGEST_INT32 = 0x7FFF_FFFF
 APART = 3600  # seconds; a core and a dump of one crash are not that far apart
 # The name that the flight recorder lets the driver give a core dump, and where a dump has it.
 OURS = "g4debug-core-"
 NAMED = re.compile(rf"{OURS}.*-(\d+)-\d+\.nvcudmp")
 FILE = "CUDA_COREDUMP_FILE"
-NO_MAP = "there is no memory map: without the dump of the process, an address is only a number"
+NAMES = 4  # buffers of a kernel that are named
+NOT_FOLLOWED = (
+    "only the kernel's parameters were looked at: a pointer in memory or in a descriptor is not "
+    "followed"
+)
+NO_DUMP = "no dump was given; g4debug autopsy CORE DUMP reads the core with the dump's memory map"
+NO_MAP = "the dump has no memory map"
+WITHOUT = "which address faulted cannot be told without the memory map in the dump of the process"
 
 
 def examine(path: Path, record: TrapRecord | None = None) -> Autopsy:
@@ -56,40 +60,53 @@ def of_core(core: Core, name: str, record: TrapRecord | None) -> Autopsy:
         driver=core.driver,
         time=core.time,
     )
-    if place.why and not place.line:
-        notes.append(f"no source line: {place.why}")
+    if place.why not in ("", images.NO_LINES) and not place.line:
+        notes.append(f"the source line cannot be told: {place.why}")
     if exception == layouts.ASSERT:
         return dataclasses.replace(
             known,
-            verdict=f"{_who(known)}: an assertion in the kernel failed; no address is in play",
+            verdict="an assertion in the kernel failed; no address is in play",
             notes=tuple(notes),
         )
     if warp is None:
         notes.append("the warps that faulted had ended, so no register tells the address")
     among = votes.pointers(grid, memory)
-    kv = [p.buffer for p in among if p.buffer is not None and p.buffer.is_kv]
-    row_of = partial(rows.row_of, known.kernel, dtype=kv[0].dtype if kv else "")
+    dtype = next((p.buffer.dtype for p in among if p.buffer is not None and p.is_kv), "")
+    row_of = partial(rows.row_of, known.kernel, dtype=dtype)
     row = row_of(known.block)
     # The blocks of one row read the same pages. What another row read is another fault.
     mine = [w for w in warps if w.block == known.block or row_of(w.block) == row >= 0]
     others = [w for w in core.warps if warp is not None and w.grid == warp.grid and not w.faulted]
-    found = votes.vote(votes.Voters(core, [*mine, *others]), place.access, among, memory)
     known = _with_row(known, row, record, notes)
+    if exception not in layouts.ILLEGAL_ADDRESS:
+        voters = votes.Voters(core, mine) if exception in layouts.MISALIGNED else None
+        return _of_no_page(known, exception, voters, place, memory, notes)
+    found = votes.vote(votes.Voters(core, [*mine, *others]), place.access, among, memory)
     found = _as_given(found, known.request, record)
-    notes += _sureness(found, place)
+    notes += (
+        sureness.of_vote(found, place)
+        if memory is not None
+        else sureness.of_registers(found, place)
+    )
     blocks = {w.block for w in warps} - {w.block for w in mine}
-    notes += _others({block: row_of(block) for block in blocks})
+    notes += sureness.of_others({block: row_of(block) for block in blocks})
+    if memory is None:
+        return dataclasses.replace(
+            known, verdict=WITHOUT + _of_row(known), lanes=found.lanes, notes=tuple(notes)
+        )
     base = found.base.buffer if found.base is not None else None
     if base is not None and base.is_kv:
         return _of_page(known, found, base, record, notes)
     if found.address < 0:
-        return _gone(known, found, kv, notes)
+        return _gone(known, found, among, memory, notes)
     return _innocent(known, found, among, memory, notes)
 
 
 def _map(core: Core, name: str, record: TrapRecord | None) -> tuple[MemoryMap | None, list[str]]:
     """The memory map of the dump, and what speaks against it: it may be another process's."""
-    if record is None or record.memory is None:
+    if record is None:
+        return None, [NO_DUMP]
+    if record.memory is None:
         return None, [NO_MAP]
     if record.memory.device == "cpu":
         return None, ["the dump is of a process on the CPU engine, so it is not of this core dump"]
@@ -127,43 +144,35 @@ def _faulted(core: Core) -> tuple[list[Warp], int, int]:
     """
     warps = [w for w in core.warps if w.faulted]
     noted = next(iter(core.multiprocessors.values()), (0, -1))
-    for warp in warps:
-        exception = max(map(int, warp.lanes["exception"]), default=0) or noted[0]
-        return [w for w in warps if w.grid == warp.grid], exception, warp.error_pc
-    return warps, *noted
+    if not warps:
+        return warps, *noted
+    own = max(map(int, warps[0].lanes["exception"]), default=0)
+    # A warp of another exception is another fault.
+    same = [w for w in warps if w.grid == warps[0].grid and own in (0, *w.lanes["exception"])]
+    return same, own or noted[0], warps[0].error_pc
 
 
 def _only(core: Core) -> Grid | None:
     return next(iter(core.grids.values())) if len(core.grids) == 1 else None
 
 
-def _who(known: Autopsy) -> str:
-    line = f" ({known.line})" if known.line else ""
-    return f"{known.exception} in {known.kernel or 'an unknown kernel'}{line}"
-
-
 def _with_row(known: Autopsy, row: int, record: TrapRecord | None, notes: list[str]) -> Autopsy:
     """With the row of the block that faulted, and its request, as far as they are known."""
     if row >= 0 and record is not None and rows.may_be_branches(record):
-        notes.append("a block may be of a branch of the draft's tree: whose it is, is not known")
+        notes.append(
+            "the block may be of a branch of the draft's tree, so its request is not known"
+        )
         return known
     request = rows.request_of(row, record.steps if record is not None else ())
     if row >= 0 and record is not None and not request:
         most = max((len(step.rids) for step in record.steps[-2:]), default=row + 1)
         notes.append(
-            "whose row that is, the dump's last steps do not tell for sure"
+            "the dump's last steps do not tell for sure whose row that is"
             if row < most
-            else f"the last steps have at most {most} requests: it may be padding of a CUDA graph"
+            else f"the last steps have at most {most} requests: the row may be padding of a CUDA "
+            "graph"
         )
     return dataclasses.replace(known, row=row, request=request)
-
-
-def _others(blocks: Mapping[tuple[int, int, int], int]) -> Iterator[str]:
-    """The blocks that faulted for another row than the one that is told. blocks: block -> row."""
-    if blocks:
-        also = sorted(set(blocks.values()) - {-1})[:SHOWN]
-        of = f", of the row{'s' * (len(also) > 1)} {', '.join(map(str, also))}" if also else ""
-        yield f"{len(blocks)} more block{'s' * (len(blocks) > 1)} of this kernel faulted{of}"
 
 
 def _as_given(vote: Vote, request: str, record: TrapRecord | None) -> Vote:
@@ -180,88 +189,121 @@ def _as_given(vote: Vote, request: str, record: TrapRecord | None) -> Vote:
     return dataclasses.replace(vote, base=hits[0], rivals=rivals, given=True)
 
 
-def _of_row(known: Autopsy) -> str:
-    of = f"; row {known.row} of the batch" if known.row >= 0 else ""
+def _of_row(known: Autopsy, joint: str = ";") -> str:
+    of = f"{joint} row {known.row} of the batch" if known.row >= 0 else ""
     return of + (f", request {known.request}" if known.request else "")
 
 
-def _sureness(vote: Vote, place: images.Place) -> Iterator[str]:
-    """How sure the address is, and how sure the buffer that it was meant for."""
-    if vote.address < 0:
-        return
-    lanes = f"{vote.agree} of the {vote.lanes} lanes that faulted"
-    if vote.exact and place.access is not None:
-        a = place.access
-        yield (
-            f"{lanes} have it in registers R{a.register} and R{a.register + 1}, which the "
-            f"instruction that faulted ({a.name}) takes as an address"
-        )
-    else:
-        yield (
-            f"{lanes} have addresses of this page in other registers; in those of the instruction "
-            "that faulted they were written over, or it is not known"
-        )
-    if vote.numbered:
-        least = "at least " if not vote.exact and vote.lanes > votes.MOST_COMPARED else ""
-        yield f"{least}{vote.numbered} lanes also hold the number of that page or token"
-    if vote.inside:
-        yield (
-            f"the same registers of {vote.inside} other lanes at the same instruction point into "
-            "that buffer"
-        )
-    if vote.given:
-        yield "the request was given a page of that number, and none of the others that it could be"
-    for p in vote.same:
-        if p.buffer is not None:
-            yield f"they also have addresses of that page of {p.buffer}: one page number, two reads"
-    rivals = [p.buffer for p in vote.rivals if p not in vote.same and p.buffer is not None]
-    if not vote.sure and rivals:
-        others = ", ".join(places.outside(r, vote.address) for r in rivals[:3])
-        yield f"only the distance tells which buffer it was meant for; else it is {others}"
+def _of_no_page(
+    known: Autopsy,
+    exception: int,
+    voters: votes.Voters | None,
+    place: images.Place,
+    memory: MemoryMap | None,
+    notes: list[str],
+) -> Autopsy:
+    """The exception is not that an address is outside of all memory: no page is accused.
 
-
-def _gone(known: Autopsy, vote: Vote, kv: Sequence[MemoryRange], notes: list[str]) -> Autopsy:
-    """No register has the address any more: only the kernel, its buffers and the row are known."""
-    reads = vote.reads.buffer if vote.reads is not None else None
-    if reads is not None:
-        what = f"it reads {reads}; no register has the address any more, so the page is not known"
-    elif kv:
-        layers = " and ".join(dict.fromkeys(str(b) for b in kv[:4]))
-        what = f"it got {layers}; no register has the address any more, so no page is known"
+    voters: if it is about an address that is inside, but not aligned.
+    """
+    address = agree = lanes = -1
+    if voters is None:
+        what = f"no page is accused: {layouts.about(exception)}"
+    elif memory is None:
+        what = f"{WITHOUT}; it is one of mapped memory that is not aligned"
+    elif (odd := votes.misaligned(voters, place.access, memory)) is None:
+        what = "a mapped address that is not aligned, not known which: no register has it any more"
     else:
-        what = "no register has an address that is known to be wrong"
+        address, alignment, agree, lanes = odd
+        what = f"most likely address {address:#x}, which is no multiple of {2 * alignment}; it is "
+        what += places.words(address, memory).removeprefix("not a KV page: ")
+        notes.append(
+            f"{agree} of the {lanes} lanes that faulted have such an address in the registers of "
+            "the instruction; they may have been written over since"
+        )
     return dataclasses.replace(
         known,
-        verdict=f"{_who(known)}: {what}{_of_row(known)}",
+        verdict=f"{what}{_of_row(known)}",
+        address=address,
+        agree=agree,
+        lanes=lanes,
+        notes=tuple(notes),
+    )
+
+
+def _gone(
+    known: Autopsy, vote: Vote, among: Sequence[Pointer], memory: MemoryMap, notes: list[str]
+) -> Autopsy:
+    """No register has the address any more: only the kernel, its buffers and the row are known."""
+    reads, where = vote.reads.buffer if vote.reads is not None else None, ""
+    given = _given(among, memory)
+    kv = [r for r in given if r.what == KV]
+    if reads is not None:
+        what = (
+            f"some page of {reads}: no register has the address any more, so it is not known which"
+        )
+    elif kv:
+        what = f"not known: the kernel was given {_names(kv)}; no register has the address any more"
+    elif given:
+        what = f"most likely not a KV page: the kernel was given no KV buffer, but {_names(given)}"
+        where = what
+        notes.append(NOT_FOLLOWED)
+    else:
+        what = (
+            "not known: no register has the address any more, and no parameter of the kernel "
+            "points into memory that the map knows"
+        )
+    return dataclasses.replace(
+        known,
+        verdict=f"{what}{_of_row(known)}",
         lanes=vote.lanes,
         pool=reads.pool if reads is not None else "",
         layer=reads.layer if reads is not None else -1,
         part=reads.part if reads is not None else "",
+        where=where,
         notes=tuple(notes),
     )
+
+
+def _given(among: Sequence[Pointer], memory: MemoryMap) -> list[MemoryRange]:
+    """What the kernel's pointers point into, each once, in the order of the addresses: KV if it is
+    that, too, and a segment only if no more is known.
+    """
+    found = [
+        sorted(memory.at(p.address), key=lambda r: (r.what != KV, r.what in (SEGMENT, GIVEN_BACK)))
+        for p in among
+    ]
+    return list(dict.fromkeys(at[0] for at in found if at))
+
+
+def _names(ranges: Sequence[MemoryRange]) -> str:
+    """Names of buffers; those of which nobody knows more than the segment are counted."""
+    names = list(dict.fromkeys(str(r) for r in ranges if r.what not in (SEGMENT, GIVEN_BACK)))
+    more = len(names) - NAMES
+    names = names[:NAMES] + ([f"{more} more"] if more > 0 else [])
+    if any(r.what in (SEGMENT, GIVEN_BACK) for r in ranges):
+        names.append("memory of PyTorch's that has no name in the map")
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def _innocent(
     known: Autopsy,
     vote: Vote,
     among: Sequence[Pointer],
-    memory: MemoryMap | None,
+    memory: MemoryMap,
     notes: list[str],
 ) -> Autopsy:
     """No KV buffer of the kernel is near: what the address is in instead."""
-    where = ""
-    if memory is not None:
-        where = places.words(vote.address, memory)
-        if vote.base is not None and vote.base.buffer is not None:
-            where += f"; nearest among the kernel's buffers is {vote.base.buffer}"
-        if not where.startswith("not a KV page"):
-            # Where the kernel reads KV, too, it may be a page that is far outside of its pool.
-            reads = any(r.is_kv for p in among for r in memory.at(p.address))
-            where = f"{'most likely ' * reads}not a KV page: {where}"
-    verdict = f"{_who(known)}: address {vote.address:#x}" + (f", {where}" if where else "")
+    where = places.words(vote.address, memory).removeprefix("not a KV page: ")
+    if vote.base is not None and vote.base.buffer is not None:
+        where += f"; nearest among the kernel's buffers is {vote.base.buffer}"
+    # Where the kernel reads KV, too, it may be a page that is far outside of its pool.
+    reads = any(r.what == KV for p in among for r in memory.at(p.address))
+    likely = "most likely " if reads or not memory.segments else ""
+    where = f"{likely}not a KV page: address {vote.address:#x} is {where}"
     return dataclasses.replace(
         known,
-        verdict=f"{verdict}{_of_row(known)}",
+        verdict=f"{where}{_of_row(known)}",
         address=vote.address,
         lanes=vote.lanes,
         agree=vote.agree,
@@ -280,18 +322,15 @@ def _of_page(
     page, token = buffer.page_at(vote.address)
     parts = [buffer.part, *(p.buffer.part for p in vote.same if p.buffer is not None)]
     both = dataclasses.replace(buffer, part=" or ".join(sorted(set(parts))))
-    where = places.outside(both, vote.address)
-    sure = bool(vote.sure or vote.same)
-    likely = "" if sure else "most likely "
-    why = cause(buffer, page, token, record)
-    lanes = f"{vote.agree} of the {vote.lanes} lanes"
-    if why and not sure:
-        why = f"most likely ({lanes} agree, but only the distance tells the buffer): {why}"
+    likely = "" if vote.sure else "most likely "
+    why, fits = story.cause(buffer, page, token, record)
+    if why and not vote.sure:
+        why = f"most likely: {why}"
     elif why and vote.agree < vote.lanes:
-        why = f"for {lanes}: {why}"
+        why = f"for {vote.agree} of the {vote.lanes} lanes: {why}"
     return dataclasses.replace(
         known,
-        verdict=f"{_who(known)}: {likely}{where}{_of_row(known)}",
+        verdict=f"{likely}{places.page(both, page)}{_of_row(known, ',')}",
         address=vote.address,
         lanes=vote.lanes,
         agree=vote.agree,
@@ -303,76 +342,7 @@ def _of_page(
         token=token,
         where="before" if page < 0 else "behind",
         cause=why,
-        history=tuple(_history(buffer, page, known.request, record)),
+        fits=fits,
+        history=tuple(story.history(buffer, page, known.request, record)),
         notes=tuple(notes),
     )
-
-
-def cause(buffer: MemoryRange, page: int, token: int, record: TrapRecord | None) -> str:
-    """Why a kernel may have got such a page, as far as the numbers alone fit."""
-    at = page * buffer.page_size + token
-    if LARGEST_INT32 in (page, at) or page * buffer.page_size == LARGEST_INT32 + 1:
-        return f"the index is {LARGEST_INT32:#x}, the largest int32: it was never written"
-    if page < 0:
-        return f"the index is negative (page {page}, token {at}): a padding or a wrong difference"
-    memory = record.memory if record is not None else None
-    others = {(r.pool, r.runner, r.pages) for r in memory.kv} if memory is not None else set()
-    larger = sorted(o for o in others if o[2] > page and o[2] > buffer.pages)
-    for pool, runner, pages in larger:
-        if (pool, buffer.pool) == ("full", "swa"):
-            return (
-                f"page {page} is one of the full pool ({pages} pages), but was read in the SWA "
-                f"pool ({buffer.pages} pages): it fits a table that was not translated"
-            )
-        draft = "the draft's " if runner == "draft" else ""
-        return f"page {page} is one of {draft}{pool} pool, which has {pages} pages: a larger pool's"
-    if page >= ALL_BITS and page & (page + 1) == 0:
-        return (
-            f"page {page} is {page:#x}: all its bits are set, as where an index that was never "
-            "written (0x7fffffff, -1) is multiplied"
-        )
-    if page > 4 * max((o[2] for o in others), default=buffer.pages):
-        return f"no pool has a page {page}: the index was not written, or was overwritten"
-    return ""
-
-
-def _history(
-    buffer: MemoryRange, page: int, request: str, record: TrapRecord | None
-) -> Iterator[str]:
-    """What the dump has of that page, and of the request in that row."""
-    if record is None:
-        return
-    events = (*record.events, *record.allocator)
-    of_page = [e for e in events if page in e.pages]
-    for event in of_page[-SHOWN:]:
-        yield _event(event)
-    if not of_page and events and page >= 0:
-        cut = sum(e.count > len(e.pages) for e in events)
-        but = f"; {cut} of them have more pages than are noted" if cut else ""
-        yield f"the dump's {len(events)} last events of the allocator have no page {page}{but}"
-    if request:
-        for event in [e for e in events if e.request == request and e not in of_page][-SHOWN:]:
-            yield _event(event)
-        yield from _steps(request, record)
-
-
-def _event(event: PageEvent) -> str:
-    of = f" for {event.request}" if event.request else ""
-    by = f" by {event.caller}" if event.caller else ""
-    shown = ", ".join(map(str, event.pages[:SHOWN]))
-    return (
-        f"step {event.step}: {event.kind} of {event.count} pages ({shown}) of {event.pool}{of}{by}"
-    )
-
-
-def _steps(request: str, record: TrapRecord) -> Iterator[str]:
-    mine = [s for s in record.steps if request in s.rids][-3:]
-    for step in mine:
-        at = step.rids.index(request)
-        parts: Sequence[tuple[str, tuple[int, ...]]] = (
-            ("tokens", step.seq_lens),
-            ("allocated", step.allocated),
-            ("evicted", step.evicted),
-        )
-        told = ", ".join(f"{name} {values[at]}" for name, values in parts if at < len(values))
-        yield f"step {step.step} ({step.forward_mode}): row {at} of {len(step.rids)}, {told}"

@@ -27,6 +27,7 @@ MEMORY = {
 }  # fmt: skip
 LONGEST_NUMBER = 5  # digits of the length of a name
 COPIES = "LDGSTS"
+NO_LINES = "the kernel was compiled without lines"
 ZERO = 255  # the register that is always 0
 
 
@@ -87,7 +88,7 @@ def _function(elf: Elf, section: Section, pc: int) -> tuple[str, int] | None:
 
 
 def _place(elf: Elf, name: str, begin: int, pc: int) -> Place:
-    line, why = "", "the kernel was compiled without lines"
+    line, why = "", NO_LINES
     access = None
     read = False
     for section in elf.of_type(CODE):

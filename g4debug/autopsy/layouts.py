@@ -107,11 +107,36 @@ EXCEPTIONS = {
     22: "warp call requires newer driver",
 }
 ASSERT = 12
+# By the comments of cudadebugger.h and by cuda-gdb's manual: an address of global memory that may
+# not be accessed; one that may, but at no multiple of the access's size. All others are about
+# something else, and what the registers hold as an address then is no evidence.
+ILLEGAL_ADDRESS = {1, 10, 14}
+MISALIGNED = {6, 11}
+ABOUT = {
+    2: "the stack of a thread",
+    3: "the hardware's stack",
+    4: "an instruction that is none",
+    5: "local or shared memory, or an address that no memory can have",
+    7: "memory of a kind that the instruction may not access",
+    8: "the address of an instruction",
+    9: "the hardware's stack",
+    17: "the shared memory of a cluster of blocks",
+    18: "a block of a cluster that is not there",
+    19: "the stack of a thread",
+}
 
 
 def exception(number: int) -> str:
     """For example ``CUDA_EXCEPTION_14: warp illegal address``."""
     return f"CUDA_EXCEPTION_{number}: {EXCEPTIONS.get(number, 'not one that is known here')}"
+
+
+def about(number: int) -> str:
+    """Why an exception accuses no page: a clause."""
+    if not number:
+        return "the core dump notes no exception"
+    known = ABOUT.get(number, "something that g4debug does not know to be an address")
+    return f"this exception is about {known}"
 
 
 def table(kind: int, data: memoryview, entry: int) -> np.ndarray:

@@ -105,7 +105,7 @@ def _mapped(memory: MemoryMap) -> tuple[list[int], list[int]]:
     """Where memory begins that the map knows, sorted, and the furthest end of all up to there."""
     starts: list[int] = []
     ends: list[int] = []
-    for r in sorted(memory.ranges, key=lambda r: r.start):
+    for r in sorted(memory.known, key=lambda r: r.start):
         starts.append(r.start)
         ends.append(max([r.end, *ends[-1:]]))
     return starts, ends

@@ -26,6 +26,13 @@ def inside(r: MemoryRange, address: int) -> str:
     return f"{r}, {size(address - r.start)} from its begin"
 
 
+def page(r: MemoryRange, number: int) -> str:
+    """``page 384 of K, layer 22 (the SWA pool has pages 0 to 372)``."""
+    name = "SWA" if r.pool == "swa" else r.pool
+    pool = f"the draft's own {name}" if r.runner == "draft" else f"the {name}"
+    return f"page {number} of {r.part}, layer {r.layer} ({pool} pool has pages 0 to {r.pages - 1})"
+
+
 def outside(r: MemoryRange, address: int) -> str:
     """``page 384 behind K of layer 22 (swa pool), which has 373 pages``."""
     page, token = r.page_at(address)
@@ -50,8 +57,7 @@ def words(address: int, memory: MemoryMap) -> str:
     behind = f"; the nearest KV buffer: it is {outside(near, address)}" if near is not None else ""
     if found:
         return f"not mapped any more: in {inside(found[0], address)}{behind}"
-    known = memory.segments and not memory.left_out
     made = f" of step {memory.step}" if memory.step >= 0 else ""
-    nowhere = "in no buffer and no segment" if known else "in no buffer"
-    nowhere += f" of the map{made}" if made or not known else ""
+    nowhere = "in no buffer and no segment" if memory.segments else "in no buffer"
+    nowhere += f" of the map{made}" if made or memory.left_out or not memory.segments else ""
     return f"{nowhere}{behind}"

@@ -32,6 +32,7 @@ MOST_COMPARED = 1024  # lanes in which the number of a page is looked for, where
 MOST_LOOKS = 1000  # times that it is looked for there
 SMALL = 1 << 20  # the low half of an address is below this only once in 4,096 times
 DIFFERENT = 4  # addresses of the lanes that read a page
+WIDEST = 16  # bytes of the widest access of a lane
 SMALLEST = 1024  # a smaller number in a register says nothing: there are many
 
 
@@ -60,6 +61,8 @@ class Vote:
     same page, too.
     given: the dump's events give the request a page of that number, and of no rival's.
     reads: the KV buffer that the instruction reads, if its registers have moved on.
+    whole: the map has all of PyTorch's segments. Without one of them, an address in it looks as if
+    it had faulted.
     """
 
     lanes: int
@@ -73,11 +76,14 @@ class Vote:
     same: tuple[Pointer, ...] = ()
     reads: Pointer | None = None
     given: bool = False
+    whole: bool = True
 
     @property
     def sure(self) -> bool:
         """True if more than the distance tells which buffer it was meant for."""
-        return bool(self.numbered or self.inside or self.given or not self.rivals)
+        if self.numbered or self.given:
+            return True
+        return self.whole and bool(self.inside or self.same or not self.rivals)
 
 
 def pointers(grid: Grid | None, memory: MemoryMap | None) -> tuple[Pointer, ...]:
@@ -148,6 +154,14 @@ def vote(
 
     access: the instruction that faulted, None if it is not known. among: the kernel's pointers.
     """
+    whole = memory is not None and memory.segments
+    found = _vote(voters, access, among, memory)
+    return dataclasses.replace(found, whole=whole)
+
+
+def _vote(
+    voters: Voters, access: Access | None, among: Sequence[Pointer], memory: MemoryMap | None
+) -> Vote:
     pairs = voters.pairs()
     lanes = int(voters.faulted.sum())
     reads = None
@@ -162,6 +176,26 @@ def vote(
         reads = next((p for p in among if p.is_kv and _inside(moved, p)), None)
     found = _anywhere(voters, pairs[voters.faulted], among, memory, lanes)
     return dataclasses.replace(found, reads=reads)
+
+
+def misaligned(
+    voters: Voters, access: Access | None, memory: MemoryMap
+) -> tuple[int, int, int, int] | None:
+    """(address, alignment, agree, lanes) of an access that is not aligned; None if it is not known.
+
+    Of the addresses in the registers of the instruction that faulted, the one that is a multiple of
+    the smallest power of two, which is the alignment in bytes. agree: so many of the lanes that
+    faulted have a mapped address there that is no multiple of ``WIDEST``.
+    """
+    if access is None or access.register >= voters.registers.shape[1] - 1:
+        return None
+    column = voters.pairs()[voters.faulted, access.register] + np.uint64(access.offset % (1 << 64))
+    odd = column[_mapped(column, memory) & (column % np.uint64(WIDEST) != 0)]
+    if not len(odd):
+        return None
+    alignment = odd & (~odd + np.uint64(1))
+    least = int(alignment.min())
+    return int(odd[alignment == least].min()), least, len(odd), len(column)
 
 
 def _exact(
@@ -213,7 +247,9 @@ def _anywhere(
             some = pairs[:MOST_COMPARED, column]
             # Without a look no lane counts as one that has the number: then it is less sure.
             numbered = _numbered(registers, some, p) if room >= 0 else 0
-            if numbered or nearest is p:
+            # A segment that the map lacks has addresses that are near a buffer, too.
+            near = nearest is p and memory is not None and memory.segments
+            if numbered or near:
                 found.append((numbered, low, p))
     if not found:
         return Vote(lanes)
@@ -226,7 +262,9 @@ def _anywhere(
         return Vote(lanes)
     same = tuple({p.address: p for _, _, p in found if p is not base}.values())
     lowest = min(a for _, a, p in found if p is base)
-    return Vote(lanes, lanes, False, lowest, base, numbered, 0, same, same)
+    # Without the page's number only the distance has told which buffer it is.
+    rivals = same if numbered or same else tuple(p for p, _ in kv if p is not base)
+    return Vote(lanes, lanes, False, lowest, base, numbered, 0, rivals, same)
 
 
 def _whole(addresses: Any) -> Any:
@@ -237,7 +275,7 @@ def _whole(addresses: Any) -> Any:
 
 def _mapped(addresses: Any, memory: MemoryMap | None) -> Any:
     """Which addresses are in a buffer of the map, and so did not fault: bool of the same shape."""
-    known = memory.ranges if memory is not None else ()
+    known = memory.known if memory is not None else ()
     live = sorted(
         (r.start, r.end)
         for r in known

@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     from g4debug.cli.show import read_dump
     from g4debug.dumps import writing
     from g4debug.reporters import autopsy, json
-    from g4debug.tracers.flight_recorder.assert_evidence import with_autopsy
+    from g4debug.tracers.flight_recorder.with_core import with_autopsy
 
     if args.write and args.dump is None:
         raise CliError("--write needs the DUMP that the autopsy is put into")

@@ -299,6 +299,7 @@ class Autopsy:
     row: int = -1  # of the batch
     request: str = ""
     cause: str = ""
+    fits: tuple[str, ...] = ()  # headings in TRIAGE.md that the cause fits, the likeliest first
     history: tuple[str, ...] = ()  # what the dump says of that page and row, oldest first
     notes: tuple[str, ...] = ()  # how sure it is, and what it could not read
 

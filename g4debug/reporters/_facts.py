@@ -236,22 +236,24 @@ def _ran(at: Location) -> int:
 
 
 def autopsy(a: Autopsy) -> list[Block]:
-    """What a CUDA core dump says: the verdict, the kernel, the address, and how sure that is."""
-    kernel = f"{a.kernel or 'an unknown kernel'}{f' at {a.line}' if a.line else ''}"
-    block = f"block {_triple(a.block)} of a grid of {_triple(a.grid)}" if a.block else ""
-    at: list[Item] = [(Span(text),) for text in (kernel, block) if text]
-    if a.address >= 0:
-        at.append((Span(f"address {a.address:#x}"),))
-    made = ", ".join(filter(None, (a.device, a.driver and f"driver {a.driver}", a.time)))
-    lines: list[Line] = [((Span(a.verdict, "bad"),),), tuple(at)]
+    """What a CUDA core dump says: which page or what else, why, the kernel, and how sure it is."""
+    lines: list[Line] = [((Span(a.verdict, "bad"),),)]
     if a.cause:
         lines.append(((Span(a.cause, "strong"),),))
-    blocks: list[Block] = [Entry("AUTOPSY", tuple(lines))]
+    line = f"at {a.line}" if a.line else "(no source line)"
+    kernel = f"{a.kernel} {line}" if a.kernel else "the kernel is not known"
+    block = f"block {_triple(a.block)} of a grid of {_triple(a.grid)}" if a.block else ""
+    # A verdict on no page names the address itself.
+    at = f"address {a.address:#x}, token {a.token} of that page" if a.pages > 0 else ""
+    for texts in ((kernel, block), (a.exception, at)):
+        lines.append(tuple((Span(text),) for text in texts if text))
+    blocks: list[Block] = [Entry("AUTOPSY", tuple(line for line in lines if line))]
     if a.history:
         some = a.history[:MAX_ITEMS]
         blocks.append(Entry("EVENTS", tuple(((Span(text),),) for text in some)))
     if a.notes:
         blocks.append(Entry("HOW SURE", tuple(((Span(text),),) for text in a.notes[:MAX_ITEMS])))
+    made = ", ".join(filter(None, (a.device, a.driver and f"driver {a.driver}", a.time)))
     blocks.append(Entry("CORE", (((Span(a.core),), (Span(made, "dim"),)),)))
     return blocks
 

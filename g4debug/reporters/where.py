@@ -32,5 +32,10 @@ def render(found: Sequence[Found], more: int, memory: MemoryMap, console: Consol
     age = (
         f"The map was made in step {memory.step}" if memory.step > 0 else "The map is of the start"
     )
-    small = f"; {memory.left_out} small buffers had no room in it" if memory.left_out else ""
+    small = f"; {memory.left_out} small buffers or weights had no room" if memory.left_out else ""
+    if memory.bare:
+        n = len(memory.bare) // 2
+        small += f"; of {n} place{'s' * (n != 1)} it knows only that PyTorch has memory there"
+    if not memory.segments and memory.device != "cpu":
+        small += "; it has not all of PyTorch's segments, so what it does not know may be in one"
     console.print(Text(f"{age}, of {len(memory.ranges)} buffers{small}.", "dim"))

@@ -209,7 +209,9 @@ def test_lines_and_images_of_a_core_take_bounded_work(monkeypatch):
     opened, section = [], elf.Elf.section
     monkeypatch.setattr(elf.Elf, "section", lambda e, n: opened.append(n) or section(e, n))
     found = result(bytes(out))
-    assert "no source line: no image in the core dump has this address" in found.notes
+    assert (
+        "the source line cannot be told: no image in the core dump has this address" in found.notes
+    )
     assert len(opened) < 20_000
     assert sum(len(i) for i in Core(memoryview(bytes(out))).images()) <= len(out)
 

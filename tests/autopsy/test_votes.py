@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 
 import numpy as np
@@ -41,10 +42,10 @@ def warp(address: int, pc: int = FAULT, faulted: bool = False) -> SimpleNamespac
     return SimpleNamespace(lanes=lanes, error_pc=FAULT if faulted else -1, registers=registers)
 
 
-def vote(*others: SimpleNamespace) -> votes.Vote:
+def vote(*others: SimpleNamespace, memory: MemoryMap = MAP, access: Access | None = LOADS):
     warps = [warp(BAD, faulted=True), warp(BAD + 512, faulted=True), *others]
     voters = votes.Voters(SimpleNamespace(registers=lambda w: w.registers), warps)
-    return votes.vote(voters, LOADS, [Pointer(K.start, K), Pointer(V.start, V)], MAP)
+    return votes.vote(voters, access, [Pointer(K.start, K), Pointer(V.start, V)], memory)
 
 
 def test_lanes_elsewhere_in_the_kernel_tell_no_buffer():
@@ -71,6 +72,28 @@ def test_lanes_that_point_into_two_buffers_tell_neither():
     assert found.inside == 0
 
 
+def test_a_segment_of_which_only_the_place_is_known_is_mapped():
+    """The registers have moved on to another buffer, whose segment had no room in the map."""
+    assert vote().address == BAD
+    bare = dataclasses.replace(MAP, bare=(BAD - PAGE, BAD + PAGE))
+    for access in (LOADS, None):
+        found = vote(memory=bare, access=access)
+        assert (found.address, found.base) == (-1, None)
+
+
+def test_a_map_without_all_segments_makes_no_vote_certain():
+    """The address may be in one that it lacks: then it did not fault."""
+    beside = warp(K.start + 5 * PAGE)
+    assert vote(beside).sure
+    lacks = dataclasses.replace(MAP, segments=False)
+    assert not vote(beside, memory=lacks).sure
+    assert vote(memory=MAP, access=None).base is not None
+    assert vote(memory=lacks, access=None).base is None
+    numbered = warp(BAD, faulted=True)
+    numbered.registers[:, 0] = 60_000
+    assert vote(numbered, memory=lacks).sure
+
+
 def test_very_many_pointers_and_registers_take_bounded_work(monkeypatch):
     """Each pair of registers has an address, and each of the pointers may be its buffer."""
     looked, numbered = [], votes._numbered
@@ -80,7 +103,7 @@ def test_very_many_pointers_and_registers_take_bounded_work(monkeypatch):
     voters = votes.Voters(SimpleNamespace(registers=lambda w: w.registers), [of] * 200)
     many = [kv(K.start + n * 400 * PAGE, "K") for n in range(140)]
     among = [Pointer(b.start, b) for b in many]
-    found = votes.vote(voters, None, among, MemoryMap(tuple(many), segments=False))
+    found = votes.vote(voters, None, among, MemoryMap(tuple(many), segments=True))
     assert found.lanes == 200 * 32
     assert 0 < len(looked) <= votes.MOST_LOOKS
     assert max(looked) <= votes.MOST_COMPARED

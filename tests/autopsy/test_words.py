@@ -7,12 +7,13 @@ import dataclasses
 import pytest
 import real_cores
 
-from g4debug.autopsy import examine, places, rows
+from g4debug.autopsy import examine, places, rows, story
 from g4debug.autopsy.core import Core
 from g4debug.autopsy.votes import Pointer, Vote
 from g4debug.backends import adapters
 from g4debug.findings.memory_map import GIVEN_BACK, KV, SEGMENT, MemoryMap, MemoryRange
 from g4debug.findings.record import Autopsy, Finding, Location, PageEvent, Step, TrapRecord
+from g4debug.triage.entry import entries
 
 pytestmark = pytest.mark.once("a core is read without SGLang")
 
@@ -50,7 +51,7 @@ def record(**fields):
 @pytest.mark.parametrize(
     ("page", "token", "said"),
     [
-        (384, 0, "one of the full pool (4000 pages), but was read in the SWA pool (373 pages)"),
+        (384, 0, "page 384 is in the full pool (4000 pages) and not in the SWA pool (373 pages)"),
         (-1, 63, "the index is negative"),
         (0x7FFF_FFFF, 0, "0x7fffffff, the largest int32"),
         (0x7FFF_FFFF // 64, 63, "0x7fffffff, the largest int32"),
@@ -59,13 +60,15 @@ def record(**fields):
     ],
 )
 def test_a_cause_is_told_only_where_the_numbers_fit(page, token, said):
-    found = examine.cause(SWA, page, token, record())
+    found, fits = story.cause(SWA, page, token, record())
     assert said in found
     assert bool(said) == bool(found)
+    wrong, untranslated = entries()[17].title, entries()[1].title
+    assert fits == (() if not said else (wrong, untranslated) if page == 384 else (wrong,))
 
 
 def test_a_full_page_in_a_full_pool_is_no_missed_translation():
-    assert examine.cause(FULL, 384, 0, record()) == ""
+    assert story.cause(FULL, 384, 0, record()) == ("", ())
 
 
 @pytest.mark.parametrize(
@@ -130,7 +133,7 @@ def test_a_row_of_a_drafts_tree_is_nobodys():
 
 def test_a_row_behind_the_requests_may_be_padding():
     core = Core(memoryview(real_cores.core("decode-larger-pool")))
-    for count, said in ((0, "at most 0 requests: it may be padding"), (8, "")):
+    for count, said in ((0, "at most 0 requests: the row may be padding"), (8, "")):
         found = examine.of_core(core, "x", real_cores.record("decode-larger-pool", rows=count))
         assert found.row >= 0
         assert bool(found.request) == (not said)
@@ -173,7 +176,10 @@ def test_innocence_is_only_likely_where_the_kernel_reads_kv():
     for among, said in (
         ([whole], "most likely not a KV page: "),
         ([half], "most likely not a KV page: "),
-        ([Pointer(1002 * GB, None)], "not a KV page: in no buffer and no segment of the map of s"),
+        (
+            [Pointer(1002 * GB, None)],
+            f"not a KV page: address {address:#x} is in no buffer and no segment of the map of s",
+        ),
     ):
         found = examine._innocent(Autopsy("x", ""), vote, among, memory, [])
         assert found.where.startswith(said)
@@ -184,14 +190,14 @@ def test_what_the_allocator_did_with_the_page_is_told():
         PageEvent(3, "alloc", "full", (384, 385), 2, "request-3", "schedule_batch.py:10 f"),
         PageEvent(4, "free", "full", (7,), 1, "request-1"),
     )
-    told = list(examine._history(SWA, 384, "", record(allocator=events)))
+    told = list(story.history(SWA, 384, "", record(allocator=events)))
     assert told == [
         "step 3: alloc of 2 pages (384, 385) of full for request-3 by schedule_batch.py:10 f"
     ]
-    (line,) = examine._history(SWA, 999, "", record(allocator=events))
+    (line,) = story.history(SWA, 999, "", record(allocator=events))
     assert line == "the dump's 2 last events of the allocator have no page 999"
     events = (*events, PageEvent(5, "alloc", "full", (1, 2), 40, "request-1"))
-    (line,) = examine._history(SWA, 999, "", record(allocator=events))
+    (line,) = story.history(SWA, 999, "", record(allocator=events))
     assert line.endswith("have no page 999; 1 of them have more pages than are noted")
 
 

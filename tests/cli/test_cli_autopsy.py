@@ -27,7 +27,7 @@ from g4debug.tracers.flight_recorder import lookups, report
 pytestmark = pytest.mark.once("commands do not import SGLang")
 NAME = "decode-uninitialised"
 BAD = real_cores.truth(NAME)["expected_k"]
-VERDICT = "behind K of layer 3 (swa pool): page 33554431, token 63, where it has pages 0 to 372"
+VERDICT = "page 33554431 of K, layer 3 (the SWA pool has pages 0 to 372)"
 LAST = max(real_cores.memory(NAME).kv, key=lambda r: r.start)
 NEAR = LAST.end + 200 * LAST.page_bytes + 5  # behind the last buffer and its segment
 BEHIND = f"behind {LAST}: page {LAST.pages + 200}, token 0, where it has pages 0 to"
@@ -64,17 +64,26 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) -
 
 def test_it_names_the_page(core, dump, capsys):
     text = run(capsys, "autopsy", core, dump)
-    assert "warp illegal address in _fwd_grouped_kernel_stage1 (decode_attention.py:357)" in text
-    assert VERDICT in text
+    assert text.startswith(f"AUTOPSY {VERDICT}")
+    assert "_fwd_grouped_kernel_stage1 at decode_attention.py:357" in text
+    assert "CUDA_EXCEPTION_14: warp illegal address" in text
+    assert (text.count("_fwd_grouped"), text.count(f"{BAD:#x}")) == (1, 1)
     assert "block (7, 0, 1) of a grid of (8, 2, 2)" in text
-    assert "64 of the 64 lanes that faulted have it in registers R24 and R25" in text
+    said = "64 of the 64 lanes that faulted hold an address in that page in registers R24 and R25"
+    assert said in text
 
 
 def test_without_a_dump_it_says_what_is_missing(core, capsys):
     text = run(capsys, "autopsy", core)
-    assert f"address {BAD:#x}" in text
-    assert "there is no memory map" in text
-    assert "page" not in text.partition("HOW SURE")[0]
+    assert "which address faulted cannot be told without the memory map" in text
+    verdict, _, rest = text.partition("HOW SURE")
+    assert "0x" not in verdict
+    assert "page" not in verdict
+    assert "no dump was given" in rest
+    assert f"64 lanes that faulted hold {BAD:#x}, or an address less than 2 MiB from it" in rest
+    assert "it may be another address that faulted" in rest
+    found = json.loads(run(capsys, "autopsy", core, "--json"))
+    assert (found["address"], found["agree"]) == (-1, -1)
 
 
 def test_json_has_the_same(core, dump, capsys):
@@ -141,7 +150,7 @@ def test_the_lookups_go_if_it_was_no_assertion(core, tmp_path, capsys):
     )
     dump = writing.write(writing.encode(record), tmp_path, "g4debug-y.pt")
     run(capsys, "autopsy", core, dump, "--write")
-    assert read(dump).finding == died
+    assert read(dump).finding.kind == "cuda-error"
     assert read(dump).lookups == ()
 
 
@@ -183,6 +192,30 @@ def test_an_address_is_translated(dump, capsys):
     inside = buffer.start + 5 * buffer.page_bytes + 3 * 1024
     text = run(capsys, "where", f"{inside:x}", dump)
     assert "page 5 of K of layer 0 (swa pool), token 3" in text
+
+
+def test_what_the_map_had_no_room_for_is_said(tmp_path, capsys):
+    record = dataclasses.replace(sample_record(), memory=real_cores.memory(NAME))
+    far = LAST.end + (1 << 44)
+    for more, words in (
+        ({}, ()),
+        ({"left_out": 9}, ("9 small buffers or weights had no room",)),
+        ({"bare": (far, far + 100)}, ("of 1 place it knows only that PyTorch has memory there",)),
+        ({"segments": False}, ("it has not all of PyTorch's segments",)),
+    ):
+        known = dataclasses.replace(record, memory=dataclasses.replace(record.memory, **more))
+        dump = writing.write(writing.encode(known), tmp_path, "g4debug-z.pt")
+        text = run(capsys, "where", f"{far:#x}", dump)
+        if "bare" in more:
+            assert "in PyTorch's memory: a segment of 100 bytes with what had no room" in text
+        elif "segments" in more:
+            assert "in no buffer of the map" in text
+            assert "segment" not in text.partition("The map is of the start")[0]
+        else:
+            assert "in no buffer and no segment of the map" in text
+        said = text.partition("The map is of the start")[2]
+        assert all(word in said for word in words)
+        assert ("room" in said or "PyTorch" in said) == bool(words)
 
 
 def test_a_whole_log_is_read(dump, tmp_path, capsys):

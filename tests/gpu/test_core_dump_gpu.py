@@ -78,7 +78,7 @@ def agrees(record: TrapRecord, log: str) -> None:
     # A list has tokens, a table pages.
     page, token = divmod(value, buffers[0].page_size) if kind == "list" else (value, told.token)
     if "most likely" in told.verdict:  # only the distance told the buffer
-        assert f"page {page}, " in f"{told.verdict} {notes}"
+        assert f"page {page} of" in f"{told.verdict} {notes}"
     else:
         assert (told.page, told.token) == (page, token)
         assert told.pages == buffers[0].pages
@@ -134,7 +134,6 @@ def test_a_kernel_of_somebody_elses(workload: str, tmp_path: Path) -> None:
     print(f"{took:.1f} s", record.autopsy)
     assert record.autopsy is not None, log[-5000:]
     assert record.autopsy.kernel == "foreign_scatter"
-    assert "foreign_scatter" in record.autopsy.verdict
     assert record.autopsy.page == record.autopsy.row == -1
     assert took < SECONDS
 

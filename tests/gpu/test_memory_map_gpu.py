@@ -24,7 +24,7 @@ def test_each_segment_says_what_it_is_for():
         private = large().fill_(1)
     known = [MemoryRange(kv.data_ptr(), LARGE, KV, page_bytes=1 << 16, page_size=64)]
     held = [MemoryRange(weights.data_ptr(), LARGE, "weights")]
-    found = memory_map.make(memory._segments(known, held), memory.MOST, 0, "cuda:0", True)
+    found = memory_map.make(memory._segments(known, held), 0, "cuda:0", True)
     told = {}
     for name, tensor in {"kv": kv, "weights": weights, "other": other, "private": private}.items():
         (segment,) = found.at(tensor.data_ptr())

@@ -153,6 +153,7 @@ memories = st.builds(
     ).map(tuple),
     step=st.integers(),
     segments=st.booleans(),
+    bare=st.lists(st.integers(), max_size=5).map(tuple),
 )
 autopsies = st.builds(
     Autopsy,

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from g4debug.findings.kinds import KINDS
-from g4debug.findings.record import SCHEMA, Autopsy, DeviceAssert, Evidence, Lookup, TrapRecord
+from g4debug.findings.record import DeviceAssert, Evidence, Lookup, TrapRecord
 from g4debug.tracers.flight_recorder import device_asserts as words
 from g4debug.tracers.flight_recorder import lookups
 
@@ -67,33 +66,6 @@ class Asserted:
         if not self.about_an_index:
             return "The assertion is not about the index of a lookup. Its text says what it checks."
         return lookups.sentence(self.judged)
-
-
-def with_autopsy(record: TrapRecord, found: Autopsy) -> TrapRecord:
-    """The record with the autopsy of its CUDA core dump.
-
-    A driver that writes a core dump reports a failed assertion as "unspecified launch failure". If
-    the core dump says that it was an assertion, so does the finding. If it does not, the lookups,
-    which were kept in case of one, go.
-    """
-    whole = replace(record, autopsy=found, schema=SCHEMA)
-    finding = record.finding
-    if finding.kind != "cuda-error" or "device-assert" not in KINDS.get(finding.check, {}):
-        return whole
-    if not found.of_assertion:
-        return replace(whole, lookups=())
-    said = Asserted((), record.lookups, "its error named no assertion, and the CUDA core dump did")
-    known = KINDS[finding.check]["device-assert"].finding(
-        site=finding.site,
-        headline=": ".join([*finding.headline.split(": ", 2)[:2], said.headline()]),
-        location=finding.location,
-        expected=finding.expected,
-        got="\n".join([finding.got, said.words()]),
-        history=finding.history,
-        cause="\n".join([said.cause(), finding.cause]),
-        next_command=finding.next_command,
-    )
-    return replace(whole, finding=replace(known, owner=finding.owner))
 
 
 def with_log(record: TrapRecord, log: str) -> TrapRecord:

@@ -72,7 +72,8 @@ def put_into(
     if problem:
         logger.error("g4debug: no autopsy of %s: %s", core, problem)
         return
-    logger.error("g4debug: the CUDA core dump says: %s", found.get("verdict", ""))
+    said = [str(found.get(name, "")) for name in ("verdict", "cause", "kernel", "exception")]
+    logger.error("g4debug: the CUDA core dump says: %s", "; ".join(filter(None, said)))
     if remove and coredump.is_ours(environ):
         with contextlib.suppress(OSError, patience.HungDiskError):
             patience.within(folder, core.unlink, DISK)

@@ -18,7 +18,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from g4debug.findings import memory_map
-from g4debug.findings.memory_map import GIVEN_BACK, KV, SEGMENT, MemoryMap, MemoryRange
+from g4debug.findings.memory_map import (
+    GAP,
+    GIVEN_BACK,
+    KV,
+    SEGMENT,
+    WEIGHTS,
+    MemoryMap,
+    MemoryRange,
+)
 from g4debug.hooking.kv_buffers import PARTS
 from g4debug.trapping.describe import Describer
 
@@ -26,7 +34,6 @@ if TYPE_CHECKING:
     from g4debug.tracers.base import Context
     from g4debug.tracers.flight_recorder.embedding_lookups import Seen
 
-MOST = 192  # ranges beside the KV buffers: the black box has room for them, too
 DEPTH = 3  # of attributes, lists and mappings in which an attention backend keeps its buffers
 ITEMS = 4096  # of an attention backend that are looked at
 OFTEN = 5  # seconds between two looks on an idle server
@@ -84,12 +91,23 @@ class MemoryWatch:
 
 
 def _with_given_back(new: MemoryMap, old: MemoryMap) -> MemoryMap:
-    """The new map, and the segments of the old one that the allocator has given back to CUDA."""
-    there = {r.start for r in new.ranges if r.what == SEGMENT}
+    """The new map, and the segments of the old one that the allocator has given back to CUDA.
+
+    One that is a part of a segment now, or of which the new map has only the place, is still there.
+    Where the new map has not even all places, nothing is known to be gone.
+    """
+    if not new.segments:
+        return new
+    there = sorted((r.start, r.end) for r in new.known if r.what == SEGMENT)
+
+    def is_gone(r: MemoryRange) -> bool:
+        at = bisect.bisect_right(there, (r.start, memory_map.LARGEST))
+        return at == 0 or there[at - 1][1] <= r.start
+
     gone = [
         dataclasses.replace(r, what=GIVEN_BACK)
         for r in old.ranges
-        if r.what in (SEGMENT, GIVEN_BACK) and r.start not in there
+        if r.what in (SEGMENT, GIVEN_BACK) and is_gone(r)
     ]
     kept = sorted(gone, key=lambda r: -r.nbytes)[:OLD]
     return dataclasses.replace(
@@ -114,7 +132,7 @@ def make(scheduler: Any, runners: Iterable[Any], step: int) -> MemoryMap:
         device = f"cuda:{torch.cuda.current_device()}"
         found += _segments(found, weights)
     large = [w for w in weights if w.nbytes >= (SMALL if cuda else SMALL_ON_HOST)]
-    return memory_map.make((*found, *large), MOST, step, device, cuda)
+    return memory_map.make((*found, *large), step, device, cuda)
 
 
 def uses_cuda() -> bool:
@@ -239,8 +257,8 @@ def _weights(model: Any, runner: str) -> list[MemoryRange]:
     if not isinstance(model, torch.nn.Module):
         return []
     tensors = itertools.chain(model.named_parameters(), model.named_buffers())
-    ranges = [_whole(t, "weights", _group(name), runner) for name, t in tensors]
-    return _joined(ranges, 512)
+    ranges = [_whole(t, WEIGHTS, _group(name), runner) for name, t in tensors]
+    return _joined(ranges, GAP)
 
 
 def _joined(ranges: Iterable[MemoryRange], gap: int) -> list[MemoryRange]:
@@ -283,4 +301,4 @@ def _segments(known: list[MemoryRange], weights: list[MemoryRange]) -> list[Memo
 
 
 def _short(r: MemoryRange) -> str:
-    return "weights" if r.what == "weights" else "KV" if r.what == KV else "buffers"
+    return WEIGHTS if r.what == WEIGHTS else "KV" if r.what == KV else "buffers"

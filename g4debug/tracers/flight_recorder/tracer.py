@@ -56,6 +56,7 @@ from g4debug.tracers.flight_recorder.stderr_capture import Printed
 from g4debug.tracers.flight_recorder.stuck import Stuck
 from g4debug.tracers.flight_recorder.taping import Taping
 from g4debug.tracers.flight_recorder.ticks import Ticks
+from g4debug.tracers.flight_recorder.with_core import REMOVED
 from g4debug.trapping.describe import Describer
 from g4debug.trapping.trap import TrapError
 
@@ -228,15 +229,13 @@ class FlightRecorder:
             return
         if not coredump.is_enabled(os.environ):
             return
-        args = getattr(self.recorder.scheduler, "server_args", None)
         core_autopsy.put_into(
             path,
             os.environ,
             os.getpid(),
             self.armed_at,
             wait=not settings.cpu,
-            # With --crash-dump-folder the user has asked SGLang for core dumps.
-            remove=settings.core == "autopsy" and not server_argument(args, "crash_dump_folder"),
+            remove=self._removes_core(),
         )
 
     def _asserted(self, error: BaseException) -> Asserted | None:
@@ -290,12 +289,16 @@ class FlightRecorder:
     def _core_dump(self) -> list[str]:
         """Where the CUDA core dump is, in a sentence."""
         core = coredump.core_dump(os.environ, os.getpid(), self.armed_at)
-        ours, settings = coredump.is_ours(os.environ), self.context.settings
-        if not core or (ours and settings.cpu):
+        ours = coredump.is_ours(os.environ)
+        if not core or (ours and self.context.settings.cpu):
             return []  # the CPU engine has no driver
-        if ours and settings.core == "autopsy":
-            core += ". It is removed once its autopsy is in this dump (G4DEBUG_CORE=keep keeps it)"
-        return [core]
+        return [core + REMOVED if ours and self._removes_core() else core]
+
+    def _removes_core(self) -> bool:
+        """True if a core dump of ours goes. With --crash-dump-folder the user has asked for it."""
+        args = getattr(self.recorder.scheduler, "server_args", None)
+        asked = server_argument(args, "crash_dump_folder")
+        return self.context.settings.core == "autopsy" and not asked
 
     def on_sigterm(self, number: int = signal.SIGTERM) -> None:
         """Write a dump if the scheduler hangs. Runs in the watcher's thread, which then kills."""

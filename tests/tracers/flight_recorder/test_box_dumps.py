@@ -17,13 +17,13 @@ from black_boxes import damaged, step
 
 from g4debug.dumps import reading
 from g4debug.dumps.errors import DumpError
-from g4debug.findings import black_box, process_end
+from g4debug.findings import black_box, memory_map, process_end
 from g4debug.findings.black_box import BoxError
-from g4debug.findings.memory_map import KV, MemoryMap, MemoryRange
+from g4debug.findings.memory_map import GIVEN_BACK, KV, MemoryMap, MemoryRange
 from g4debug.findings.process_end import End
 from g4debug.settings import Settings
 from g4debug.tracers.base import Context
-from g4debug.tracers.flight_recorder import box_dumps
+from g4debug.tracers.flight_recorder import box_dumps, memory
 from g4debug.tracers.flight_recorder.box_dumps import Maker
 from g4debug.tracers.flight_recorder.boxing import Boxing
 
@@ -190,6 +190,35 @@ def test_what_has_no_room_goes_before_the_rest(folder):
     assert "has no memory map" not in str(context.status.record())
     assert record.versions
     assert len(record.steps) == 1
+
+
+def test_a_box_has_room_for_the_largest_map_of_a_large_server(folder):
+    """92 layers with a draft of its own, long names, and each share used up."""
+    context = Context.alone("flight-recorder", Settings(debug_dir=folder / "dumps"))
+    boxing = Boxing(context, SimpleNamespace(last=0, replays=0), lambda: "")
+    many = [
+        MemoryRange(
+            (1 << 46) + n * (1 << 31), 1 << 30, what, name, "full", "target", 91, "K", "bfloat16",
+            1 << 20, 64,
+        )
+        for what, name, count in (
+            (KV, "k_buffer", 192),
+            ("page table", "TRTLLMHAAttnBackend.decode_cuda_graph_metadata[160].page_table", 200),
+            ("segment", "a CUDA graph's private pool and buffers and free", 5000),
+            ("weights", "layers.91", 200),
+        )
+        for n in range(count)
+    ]  # fmt: skip
+    ranges = [dataclasses.replace(r, start=(1 << 46) + n * (1 << 31)) for n, r in enumerate(many)]
+    found = memory_map.make(ranges, 123_456, "cuda:0", True)
+    assert len(found.bare) == 2 * memory_map.MOST_BARE
+    gone = [dataclasses.replace(r, what=GIVEN_BACK) for r in ranges[-memory.OLD :]]
+    found = dataclasses.replace(found, ranges=(*found.ranges, *gone))
+    context.trap.describe.memory = lambda: found
+    boxing.begin()
+    boxing.box._give_up()
+    assert made(boxing.box.path, End(signal=9)).memory == found
+    assert "has no memory map" not in str(context.status.record())
 
 
 def test_a_box_without_room_for_the_memory_map_says_so(folder):

@@ -21,7 +21,7 @@ import json, pathlib, sys
 core, dump = map(pathlib.Path, sys.argv[-2:])
 assert core.read_bytes() == b"core"
 dump.write_text("with autopsy")
-print(json.dumps({"verdict": "V of layer 22, page 384 of 373"}))
+print(json.dumps({"verdict": "V of layer 22, page 384 of 373", "kernel": "kernel_mha"}))
 """
 
 
@@ -191,7 +191,7 @@ def test_its_result_is_put_into_the_dump(tmp_path, says, caplog, remove):
     run(tmp_path, environ, remove=remove)
     writer.join()
     assert (tmp_path / "dump").read_text() == "with autopsy"
-    assert "the CUDA core dump says: V of layer 22, page 384 of 373" in caplog.text
+    assert "the CUDA core dump says: V of layer 22, page 384 of 373; kernel_mha\n" in caplog.text
     assert core.exists() != remove
 
 

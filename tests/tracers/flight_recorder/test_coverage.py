@@ -21,6 +21,7 @@ from g4debug.tracers.flight_recorder.coverage import (
     Death,
     innocence,
 )
+from g4debug.tracers.flight_recorder.tracer import FlightRecorder
 
 COUNTED = {
     "page-table": "tables",
@@ -429,6 +430,23 @@ def test_the_drivers_own_name_is_in_the_working_directory(tmp_path, monkeypatch)
         f"CUDA core dump: none yet; the driver was told to write it to {tmp_path}/"
         "core_%t_%h_%p.nvcudmp"
     )
+
+
+@pytest.mark.parametrize(
+    ("mode", "folder", "goes"),
+    [("autopsy", None, True), ("keep", None, False), ("autopsy", "/crashes", False)],
+)
+def test_a_core_dump_is_said_to_go_only_if_it_goes(tmp_path, monkeypatch, mode, folder, goes):
+    told = {**ON, "CUDA_COREDUMP_FILE": f"{tmp_path}/g4debug-core-%h-0a-%p-%t.nvcudmp"}
+    monkeypatch.setattr(os, "environ", told)
+    made = FlightRecorder.__new__(FlightRecorder)
+    made.context = SimpleNamespace(settings=SimpleNamespace(core=mode, cpu=False))
+    args = SimpleNamespace(crash_dump_folder=folder)
+    made.recorder = SimpleNamespace(scheduler=SimpleNamespace(server_args=args))
+    made.armed_at = 0
+    (line,) = made._core_dump()
+    assert line.startswith("CUDA core dump: none yet")
+    assert ("It is removed" in line) == goes
 
 
 def test_sglangs_own_switch_is_understood(sglang, tmp_path, monkeypatch):

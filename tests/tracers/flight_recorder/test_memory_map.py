@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
 import time
@@ -29,7 +30,7 @@ def pool(sglang):
 
 def test_each_tokens_address_is_its_page_and_token(pool):
     ranges = list(memory.kv_buffers(pool, "target"))
-    found = memory_map.make(ranges, memory.MOST, 7, "cpu", False)
+    found = memory_map.make(ranges, 7, "cpu", False)
     assert {(r.pool, r.layer) for r in found.kv} == {
         ("swa", 0), ("swa", 1), ("swa", 3), ("full", 2), ("full", 5),
     }  # fmt: skip
@@ -54,27 +55,102 @@ def test_what_is_behind_and_in_front_of_a_buffer_has_a_page_too(pool):
 
 def test_the_draft_that_reads_the_targets_pool_adds_nothing(pool):
     both = [*memory.kv_buffers(pool, "target"), *memory.kv_buffers(pool, "draft")]
-    found = memory_map.make(both, memory.MOST, 0, "cpu", False)
+    found = memory_map.make(both, 0, "cpu", False)
     assert len(found.ranges) == len(both) // 2
     assert {r.runner for r in found.ranges} == {"target"}
 
 
-def test_a_dump_has_room_for_the_largest_and_says_what_is_missing():
-    kv = MemoryRange(100, 50, KV, page_bytes=10, page_size=1)
-    rest = [MemoryRange(1000 * n, n, "weights") for n in range(1, 8)]
-    found = memory_map.make([*rest, kv], 3, 0, "cpu", False)
-    assert found.left_out == 4
-    assert [r.nbytes for r in found.ranges] == [50, 5, 6, 7]
+MB = 1 << 20
+INDEXES = {
+    "page table": 24, "token list": 24, "req_to_token": 1, "mapping": 1,
+}  # fmt: skip
+
+
+def of_a_server(segments: int) -> list[MemoryRange]:
+    """60 layers with K and V, small index buffers, 93 weights, 150 more buffers, and segments."""
+    found = []
+
+    def add(count, nbytes, what, name, **more):
+        for n in range(count):
+            # 1 GiB apart, so that none touches another one
+            start = (1 << 46) + (len(found) << 30)
+            found.append(MemoryRange(start, nbytes, what, name.format(n), **more))
+
+    for part in ("K", "V"):
+        add(
+            60, 256 * MB, KV, f"{part.lower()}_buffer", pool="full", runner="target", layer=59,
+            part=part, dtype="bfloat16", page_bytes=32768, page_size=64,
+        )  # fmt: skip
+    for what, count in INDEXES.items():
+        name = "TRTLLMHAAttnBackend.decode_cuda_graph_metadata[{}].swa_page_table"
+        add(count, 1000, what, name, runner="target", dtype="int32")
+    add(93, 50 * MB, "weights", "layers.{}", runner="target", dtype="bfloat16")
+    add(150, 4096, "attention buffer", "TRTLLMHAAttnBackend.step[{}]", runner="draft")
+    for nbytes in (2 * MB, 300 * MB):
+        add(segments // 2, nbytes, SEGMENT, "a CUDA graph's private pool and buffers and KV")
+    return found
+
+
+def test_index_buffers_keep_their_place_beside_300_segments():
+    """Of 192 places for the largest, segments and weights took all on two H100."""
+    ranges = of_a_server(300)
+    found = memory_map.make(ranges, 7, "cuda:0", True)
+    kept = collections.Counter(r.what for r in found.ranges)
+    assert {what: kept[what] for what in INDEXES} == INDEXES
+    assert kept[KV] == 120
+    assert kept["weights"] >= memory_map.SHARES["weights"]
+    assert kept[SEGMENT] >= memory_map.SHARES[SEGMENT]
+    assert len(found.ranges) == 120 + sum(memory_map.SHARES.values())
+    # Each address of a segment is known to be mapped, also of one that has no range of its own.
+    assert found.segments
+    for r in ranges:
+        if r.what == SEGMENT:
+            assert [at.what for at in found.at(r.end - 1)] == [SEGMENT]
+    (bare,) = found.at(found.bare[0])
+    assert bare.name == "what had no room in the map"
+    without = [r for r in ranges if r.what != SEGMENT and not found.at(r.start)]
+    assert len(without) == found.left_out > 0
+
+
+def test_too_many_segments_make_no_map_that_claims_to_have_all():
+    found = memory_map.make(of_a_server(2000), 7, "cuda:0", True)
+    assert not found.segments
+    assert len(found.bare) == 2 * memory_map.MOST_BARE
+    touching = [MemoryRange((1 << 46) + n * MB, MB, SEGMENT, str(n)) for n in range(2000)]
+    found = memory_map.make(touching, 7, "cuda:0", True)
+    assert found.segments
+    assert all(found.at((1 << 46) + n * MB) for n in range(2000))
+
+
+def test_weights_that_touch_are_one_range_where_not_all_have_room():
+    many = [
+        MemoryRange((1 << 46) + n * 1024, 1000, "weights", f"layers.{n}", runner="target")
+        for n in range(400)
+    ]
+    (found,) = memory_map.make(many, 0, "cpu", False).ranges
+    assert (found.name, found.end) == ("layers.0 to layers.399", many[-1].end)
+    assert len(memory_map.make(many[:50], 0, "cpu", False).ranges) == 50
+    apart = [dataclasses.replace(r, start=r.start + n * 4096) for n, r in enumerate(many)]
+    found = memory_map.make(apart, 0, "cpu", False)
+    assert len(found.ranges) + found.left_out == 400
 
 
 def test_a_segment_that_was_given_back_is_remembered():
     old = MemoryMap((MemoryRange(1000, 100, SEGMENT, "KV"), MemoryRange(5000, 10, SEGMENT, "free")))
-    new = MemoryMap((MemoryRange(1000, 100, SEGMENT, "KV"),))
+    new = MemoryMap((MemoryRange(1000, 100, SEGMENT, "KV"),), segments=True)
     found = memory._with_given_back(new, old)
     assert [(r.what, r.name) for r in found.at(5004)] == [(GIVEN_BACK, "free")]
     assert memory._with_given_back(new, found) == found
     again = dataclasses.replace(new, ranges=old.ranges)
     assert memory._with_given_back(again, found) == again
+
+
+def test_a_segment_that_is_a_part_of_another_or_had_no_room_was_not_given_back():
+    old = MemoryMap((MemoryRange(1000, 100, SEGMENT, "KV"), MemoryRange(5000, 10, SEGMENT, "free")))
+    new = MemoryMap((MemoryRange(900, 400, SEGMENT, "KV"),), segments=True, bare=(5000, 5010))
+    assert memory._with_given_back(new, old) == new
+    lacks = dataclasses.replace(new, segments=False, bare=())
+    assert memory._with_given_back(lacks, old) == lacks
 
 
 def test_the_static_page_tables_of_a_real_backend_are_in_the_map(arm):
@@ -85,7 +161,7 @@ def test_the_static_page_tables_of_a_real_backend_are_in_the_map(arm):
     batch = rig.batch("decode", rig.requests[-1:], backend)
     backend.init_cuda_graph_state(8, 8)
     capture_graph(backend, batch)
-    found = memory_map.make(memory._backend(backend, "target"), memory.MOST, 0, "cpu", False)
+    found = memory_map.make(memory._backend(backend, "target"), 0, "cpu", False)
     metadata = backend.forward_metadata
     for name in ("page_table", "swa_page_table"):
         (r, *_) = found.at(getattr(metadata, name).data_ptr())
