@@ -6,6 +6,7 @@ import dataclasses
 import io
 import json
 import mmap
+import os
 import resource
 import signal
 import time
@@ -152,6 +153,17 @@ def test_a_core_that_is_none_is_refused_in_one_line(core, dump, capsys):
     core.write_bytes(b"")
     assert "it is empty" in run(capsys, "autopsy", core, code=2)
     assert "--write needs the DUMP" in run(capsys, "autopsy", core, "--write", code=2)
+
+
+def test_a_fifo_is_refused_at_once(core, dump, capsys):
+    """Nobody writes to it. The test hangs where it is opened as a file is."""
+    fifo = core.with_name("fifo")
+    os.mkfifo(fifo)
+    begin = time.monotonic()
+    text = run(capsys, "autopsy", fifo, dump, code=2)
+    assert text.startswith(f"g4debug: {fifo}: it is not a regular file")
+    assert "Is a directory" in run(capsys, "autopsy", core.parent, dump, code=2)
+    assert time.monotonic() - begin < 60
 
 
 def test_its_time_and_its_memory_are_bounded(core, dump, capsys, monkeypatch):
