@@ -42,7 +42,8 @@ def run(args: argparse.Namespace) -> int:
     from g4debug.cli.show import read_dump
     from g4debug.reporters import json, where
 
-    memory = read_dump(args.dump).memory
+    record = read_dump(args.dump)
+    memory = record.memory
     if memory is None:
         raise CliError(
             f"{args.dump}: it has no memory map; it is of an older g4debug, or of a process that "
@@ -54,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
         found = [logs.found(int(given[1].replace("_", ""), 16), memory)]
     else:
         most = logs.MOST if args.all else logs.FIRST
-        found, more = logs.addresses(_lines(args.what), memory, most)
+        found, more = logs.addresses(_lines(args.what), memory, most, record.finding.location.pid)
     if args.json:
         json.write({"found": found, "left_out": more}, sys.stdout)
     else:

@@ -23,6 +23,8 @@ def render(found: Sequence[Found], more: int, memory: MemoryMap, console: Consol
             hang(console, Text(clean(one.text[:SHOWN]), "dim"), Text(f"{one.line}: ", "dim"))
         says = f"{one.says}: " if one.says else ""
         hang(console, Text(f"{says}{clean(one.where)}"), Text(f"{one.address:#x}  ", "bold"))
+        if one.doubt:
+            hang(console, Text(clean(one.doubt), "yellow"), Text("doubt: ", "yellow"))
     if not found:
         console.print(Text("no address in it is known, and nobody complains about one", "yellow"))
     if more:

@@ -211,6 +211,56 @@ def test_a_whole_log_is_read(dump, tmp_path, capsys):
     assert (len(told["found"]), told["left_out"]) == (2, 0)
 
 
+def xid(dump, tmp_path, capsys, address: int, who: str) -> str:
+    """What is told of an Xid with that address and process; the dump is of process 4711."""
+    line = DMESG.format(high=address >> 32, low=address & 0xFFFF_FFFF)
+    (tmp_path / "xid").write_text(line.replace("pid=77, name=python3", who))
+    return run(capsys, "where", tmp_path / "xid", dump)
+
+
+@pytest.mark.parametrize(
+    ("who", "doubt"),
+    [
+        ("pid=4711, name=sglang::schedul", ""),
+        ("pid=4242, name=other_process", "the Xid is of process 4242 (other_process), the dump of"),
+        ("pid=4242", "the Xid is of process 4242, the dump of process 4711"),
+        ("pid='<unknown>', name=<unknown>", "the Xid does not say whose fault it is"),
+        ("pid=99999999999999999999, name=x", "the Xid does not say whose fault it is"),
+        ("channel 8", "the Xid does not say whose fault it is"),
+    ],
+)
+def test_an_xid_of_another_process_is_doubted_and_told(dump, tmp_path, capsys, who, doubt):
+    text = xid(dump, tmp_path, capsys, NEAR, who)
+    assert BEHIND in text
+    assert ("doubt: " in text) == bool(doubt)
+    assert doubt in text
+
+
+def test_two_processes_with_one_address_are_both_told(dump, tmp_path, capsys):
+    """Ranks have the same addresses. Their lines are told once each, and those of nobody never."""
+    log, line = tmp_path / "log", DMESG.format(high=NEAR >> 32, low=NEAR & 0xFFFF_FFFF)
+    ours = line.replace("pid=77", "pid=4711")
+    log.write_text("\n".join([line, ours, line, ours, f"fault 0x{NEAR:x}"]))
+    found = json.loads(run(capsys, "where", log, dump, "--json"))["found"]
+    assert [(f["line"], f["process"], bool(f["doubt"])) for f in found] == [
+        (1, 77, True),
+        (2, 4711, False),
+    ]
+
+
+def test_an_xid_has_no_token_because_its_address_is_rounded_down(dump, tmp_path, capsys):
+    pid = "pid=4711, name=python3"
+    begin = LAST.start + 384 * LAST.page_bytes
+    text = xid(dump, tmp_path, capsys, begin - begin % -4096, pid)
+    assert "page 384, where it has pages 0 to" in text
+    assert "an Xid has the begin of the GPU's page, not the address" in text
+    text = xid(dump, tmp_path, capsys, begin + 8, pid)  # this one was not rounded
+    assert "page 384, token 0, where" in text
+    assert "begin of the GPU's page" not in text
+    text = run(capsys, "where", f"{begin:#x}", dump)  # nor may the user's own have been
+    assert "page 384, token 0, where" in text
+
+
 FAR = NEAR + (1 << 44)  # in nothing that the map knows
 
 
