@@ -58,8 +58,12 @@ BEFORE, BEHIND = 80, 40  # characters in which somebody complains about an addre
 
 @dataclass(frozen=True)
 class Found:
-    """An address in a log. line: its number, from 1. says: whose line it is, '' for anybody's.
-    process: the one that an Xid names, -1 for none. doubt: why it may be none of the dump's."""
+    """An address in a log.
+
+    line: its number, from 1. says: whose line it is, '' for anybody's. process: the one that an Xid
+    names, -1 for none. doubt: why it may be none of the dump's. at: where in ``text`` the address
+    is.
+    """
 
     address: int
     line: int
@@ -68,6 +72,7 @@ class Found:
     where: str
     process: int = -1
     doubt: str = ""
+    at: int = 0
 
 
 def found(address: int, memory: MemoryMap, line: int = 0, says: str = "", text: str = "") -> Found:
@@ -104,8 +109,10 @@ def addresses(
             count += 1
             if len(told) < most:
                 begin = 0 if len(line) <= LONGEST else max(0, at - BEFORE)
-                text = line[begin : begin + LONGEST].strip()
-                one = found(address, memory, number, says, text)
+                text = line[begin : begin + LONGEST].lstrip()
+                skipped = len(line[: begin + LONGEST]) - len(text)
+                one = found(address, memory, number, says, text.rstrip())
+                one = dataclasses.replace(one, at=max(0, at - skipped))
                 if says == xid.SAYS:
                     doubt = xid.doubt(process, name, pid)
                     one = dataclasses.replace(one, process=process, doubt=doubt)
@@ -133,7 +140,7 @@ def _of(line: str) -> Iterator[tuple[int, str, int]]:
         if any(word in small for word in words):
             for match in pattern.finditer(line):
                 if digits := match[1].replace("_", ""):
-                    yield match.start(), says, int(digits, 16)
+                    yield match.start(1), says, int(digits, 16)
     somewhere = COMPLAINT.search(line) is not None
     for match in ANY.finditer(line):
         at, end = match.span()

@@ -9,6 +9,8 @@ import mmap
 import os
 import resource
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -195,6 +197,95 @@ def test_an_address_is_translated(dump, capsys):
     inside = buffer.start + 5 * buffer.page_bytes + 3 * 1024
     text = run(capsys, "where", f"{inside:x}", dump)
     assert "page 5 of K of layer 0 (swa pool), token 3" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (
+            "140445222404096",
+            "it may be hex or decimal; give 0x140445222404096 if it is hex, and 0x7fbbf3978000 if",
+        ),
+        ("12", "no log has this name, and 0x12 is below all buffers of the dump, of which the"),
+        ("dead", "no log has this name, and 0xdead is below all buffers"),
+        ("0x10", "0x10 is below all buffers of the dump"),
+        ("0x12345678901234567890", "read as hex it has 77 bits, and an address has at most 57"),
+        ("12345678901234567890", "if it is decimal, give it as hex: printf '%#x' NUMBER"),
+        ("9" * 5000, "read as hex it has 20000 bits"),
+    ],
+)
+def test_what_can_be_no_address_or_one_of_two_is_refused_in_one_sentence(dump, capsys, text, why):
+    assert why in run(capsys, "where", text, dump, code=2)
+
+
+def test_digits_alone_are_hex_where_they_cannot_be_a_decimal_address(dump, capsys):
+    assert "0x302000000 in no buffer" in run(capsys, "where", "302000000", dump)
+    assert "0x706015400000 in no buffer" in run(capsys, "where", "7060_15400000", dump)
+
+
+def test_a_file_is_a_log_though_its_name_is_a_number(dump, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "dead").write_text(f"fault 0x{NEAR:x}")
+    assert BEHIND in run(capsys, "where", "dead", dump)
+
+
+def test_of_a_long_line_the_part_with_the_address_is_shown(dump, tmp_path, capsys):
+    log = tmp_path / "log"
+    for front, rear in (
+        ("a" * 1500, "b" * 1500),
+        ("", "b" * 1500),
+        ("  " * 90, ""),
+        ("a" * 90, ""),
+    ):
+        log.write_text(f"{front} fault @ 0x{NEAR:x} {rear}")
+        text = run(capsys, "where", log, dump, "--width", "1000")
+        line = text.partition(f"{NEAR:#x} a complaint")[0].removeprefix("1: ").strip()
+        assert f"fault @ 0x{NEAR:x}" in line
+        assert len(line) <= 242
+        assert line.startswith("…") == (len(front) == 1500)
+        assert line.endswith("…") == bool(rear)
+
+
+def test_the_time_and_the_memory_of_a_log_are_bounded(dump, tmp_path, capsys, monkeypatch):
+    (log := tmp_path / "log").write_text("x")
+
+    def turns(*args):
+        end = time.process_time() + 60
+        while time.process_time() < end:
+            pass
+
+    def grows(*args):
+        kept = [mmap.mmap(-1, 1 << 30) for _ in range(8)]  # reserved, but never touched
+        assert not kept
+
+    monkeypatch.setattr(where, "SECONDS", 1)
+    monkeypatch.setattr(logs, "addresses", turns)
+    text = run(capsys, "where", log, dump, code=2)
+    assert f"{log}: looking for its addresses took more than 1 s of processor time" in text
+    monkeypatch.setattr(where, "SECONDS", 60)
+    monkeypatch.setattr(logs, "addresses", grows)
+    assert "Cannot allocate memory" in run(capsys, "where", log, dump, code=2)
+    assert signal.getsignal(signal.SIGXCPU) is signal.SIG_DFL
+
+
+def test_a_long_log_says_how_far_it_is(dump, tmp_path, capsys, monkeypatch):
+    (log := tmp_path / "log").write_text("nothing\n" * 3)
+    assert cli.main(["where", str(log), str(dump)]) == 0
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(where, "TOLD", 0.0)
+    assert cli.main(["where", str(log), str(dump)]) == 0
+    assert capsys.readouterr().err == f"g4debug: {log}: 0 MiB are read\n" * 3
+
+
+def test_a_fifo_is_a_log_if_somebody_writes_to_it(dump, tmp_path, capsys):
+    os.mkfifo(fifo := tmp_path / "fifo")
+    begin = time.monotonic()
+    assert "a FIFO that nobody writes to" in run(capsys, "where", fifo, dump, code=2)
+    command = f"{sys.executable} -c 'import time; time.sleep(1); print(\"fault 0x{NEAR:x}\")'"
+    reader = f"{sys.executable} -m g4debug where <({command}) {dump}"
+    done = subprocess.run(["bash", "-c", reader], capture_output=True, text=True, timeout=120)
+    assert BEHIND in " ".join(done.stdout.split())
+    assert time.monotonic() - begin < 120
 
 
 def test_a_whole_log_is_read(dump, tmp_path, capsys):
