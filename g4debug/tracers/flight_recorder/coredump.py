@@ -17,6 +17,7 @@ import os
 import re
 import shutil
 import stat
+import time
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
@@ -37,6 +38,8 @@ LIGHT = (
     "skip_constbank_memory,skip_abort"
 )
 MOST = 16  # of our core dumps that are kept in a folder: those of one crash of 16 ranks
+LARGEST = 2 << 30  # bytes of one of ours; the driver would go on to write until the disk is full
+NEW = 60.0  # seconds in which a core dump may still be written, or read by the rank that it is of
 ROOM = 4 << 30  # bytes that must be free there
 SECONDS = 5.0  # seconds that its disk may take to answer
 # One of CUDA 12.2 does not know the flags: it would write all of the device's memory, and abort.
@@ -74,6 +77,58 @@ def _place() -> str:
     return hashlib.sha256("\n".join(known).encode(errors="replace")).hexdigest()[:8]
 
 
+class LargeError(Exception):
+    """A core dump of ours is larger than any that was seen. path: of the file."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        super().__init__(
+            f"the CUDA core dump {path} had {size >> 20:,} MiB, and at most "
+            f"{LARGEST >> 20:,} are expected of one without memory of the device"
+        )
+        self.path = path
+
+
+def refuse_large(environ: Mapping[str, str], core: Path) -> None:
+    """Raise LargeError for a core dump of ours above the limit. One of the user's may be larger."""
+    if is_ours(environ):
+        with contextlib.suppress(OSError):
+            size = core.stat().st_size
+            if size > LARGEST:
+                raise LargeError(core, size)
+
+
+def remove(environ: Mapping[str, str], core: Path, seconds: float, grows: bool = False) -> bool:
+    """Remove a core dump if it is one of ours; True if that was done.
+
+    seconds: that its disk may take. grows: the driver may still write it. Then it is emptied first,
+    because a file that is open keeps its disk space though it has no name any more.
+    """
+    if is_ours(environ):
+        with contextlib.suppress(OSError, patience.HungDiskError):
+            return patience.within(core.parent, lambda: _remove(core, grows), seconds)
+    return False
+
+
+def _remove(core: Path, grows: bool) -> bool:
+    if not _is_mine(core):
+        return False
+    if grows:
+        file = os.open(core, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            os.ftruncate(file, 0)
+        finally:
+            os.close(file)
+    core.unlink(missing_ok=True)
+    return True
+
+
+def _is_mine(core: Path) -> bool:
+    """True for a file of this user with a name of ours; a link to one is none."""
+    named = core.name.startswith(OURS) and core.name.endswith(SUFFIX)
+    status = os.lstat(core)
+    return named and stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
+
+
 def prepare(environ: Mapping[str, str], folder: Path) -> None:
     """Make the folder, which the driver does not, and remove older core dumps of ours there."""
     if is_ours(environ):
@@ -83,9 +138,14 @@ def prepare(environ: Mapping[str, str], folder: Path) -> None:
 
 def _prepare(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    cores = sorted(folder.glob(f"{OURS}*{SUFFIX}"), key=lambda path: _time(str(path)))
-    for old in cores[: max(0, len(cores) - MOST)]:
-        old.unlink(missing_ok=True)  # each rank does this, at the same time
+    now, mine = time.time(), []
+    for core in folder.glob(f"{OURS}*{SUFFIX}"):
+        with contextlib.suppress(OSError):  # each rank does this, at the same time
+            if _is_mine(core):
+                mine.append((_time(str(core)), core))
+    for written, old in sorted(mine)[: max(0, len(mine) - MOST)]:
+        if now - written > NEW:  # of another crash: the other ranks of this one may still read
+            old.unlink(missing_ok=True)
 
 
 def is_ours(environ: Mapping[str, str]) -> bool:

@@ -164,12 +164,12 @@ class FlightRecorder:
         self.watch.stop()
 
     def _on_exception(self, site: str) -> None:
-        error = sys.exception()
+        error, began = sys.exception(), time.monotonic()
         if error is None or _reported(error):
             return
         first = self.others.first()
         if first is not None:
-            self._tell_other_rank(first, error)
+            self._tell_other_rank(first, error, began)
             return
         self.others.ending = True
         asserted = self._asserted(error)
@@ -188,13 +188,13 @@ class FlightRecorder:
             evidence = None
         path = trap.report_end(found, evidence)
         trap.stop(found, path)
-        self._look_into_core(error, path)
+        self._look_into_core(error, path, began)
 
     def on_other_rank(self, first: Seat) -> None:
         """Another rank has stopped: save what this one has. Runs in a thread that waits for it."""
-        self._tell_other_rank(first, None)
+        self._tell_other_rank(first, None, time.monotonic())
 
-    def _tell_other_rank(self, first: Seat, error: BaseException | None) -> None:
+    def _tell_other_rank(self, first: Seat, error: BaseException | None, began: float) -> None:
         """Write the dump of a rank that found nothing, once. error: what it then died of."""
         with self.telling:
             if self.told:
@@ -204,10 +204,10 @@ class FlightRecorder:
             trap = self.context.trap
             path = trap.report_end(found)
             trap.stop(found, path)
-            self._look_into_core(error, path)
+            self._look_into_core(error, path, began)
 
-    def _look_into_core(self, error: BaseException | None, path: Path | None) -> None:
-        """Put what the CUDA core dump says into the dump of a CUDA error."""
+    def _look_into_core(self, error: BaseException | None, path: Path | None, began: float) -> None:
+        """Put what the CUDA core dump says into the dump of a CUDA error, which came at began."""
         settings = self.context.settings
         if error is None or path is None or settings.core == "off" or not finding.is_cuda(error):
             return
@@ -222,6 +222,7 @@ class FlightRecorder:
             wait=not settings.cpu,
             # With --crash-dump-folder the user has asked SGLang for core dumps.
             remove=settings.core == "autopsy" and not server_argument(args, "crash_dump_folder"),
+            began=began,
         )
 
     def _asserted(self, error: BaseException) -> Asserted | None:
