@@ -33,7 +33,7 @@ def ours(directory: Path) -> Path:
 DEFAULT_DUMP_DIR = ours(DUMP_DIR)
 MODES = ("raise", "contain", "log")
 FIX_MODES = ("none", "needed", "all")
-CORES = ("autopsy", "keep", "off")
+CORES = ("autopsy", "keep", "force", "off")
 FIX_PREFIX = "G4DEBUG_FIX_"
 WATCH = "watch"
 
@@ -220,9 +220,11 @@ class Settings:
     core: str = _setting(
         "G4DEBUG_CORE",
         _core,
-        "CUDA core dumps, which the flight recorder switches on unless you have. autopsy: what a "
-        "core dump says goes into the dump, and the file is removed; keep: the file stays; off: "
-        "none are switched on, and none is read",
+        "CUDA core dumps, which the flight recorder switches on unless you have, and unless the "
+        "GPU's driver is older than 580. autopsy: what a core dump says goes into the dump, and "
+        "the file is removed; keep: the file stays; force: as autopsy, with any driver, though an "
+        "older one was never run and may write all of the device's memory and abort; off: none "
+        "are switched on, and none is read",
         "autopsy",
     )
     leak_steps: int = _setting(
@@ -267,6 +269,11 @@ class Settings:
         if self.watch:
             return discovery.watching()
         return discovery.names("tracer") if self.debug else ()
+
+    @property
+    def removes_cores(self) -> bool:
+        """True if a CUDA core dump goes once its autopsy is in the dump."""
+        return self.core in ("autopsy", "force")
 
     @property
     def takes_the_risk(self) -> bool:

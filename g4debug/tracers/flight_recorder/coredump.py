@@ -29,6 +29,7 @@ _PART = re.compile(r"(%[hpt])")
 ENABLE = "CUDA_ENABLE_COREDUMP_ON_EXCEPTION"
 FLAGS = "CUDA_COREDUMP_GENERATION_FLAGS"
 FILE = "CUDA_COREDUMP_FILE"
+LIGHTWEIGHT = "CUDA_ENABLE_LIGHTWEIGHT_COREDUMP"  # what older drivers have in place of the flags
 OURS = "g4debug-core-"
 SUFFIX = ".nvcudmp"
 # Registers, stacks and code, but no memory: some 5 to 300 MB. With skip_abort the process goes on,
@@ -55,11 +56,13 @@ def arm(environ: MutableMapping[str, str], mode: str, folder: Path) -> None:
     mode: see ``G4DEBUG_CORE``. folder: of the dumps; it is made by :func:`prepare`.
     """
     if is_ours(environ):  # of the process that started this one; its folder may be another
-        for name in (ENABLE, FLAGS, FILE):
+        for name in (ENABLE, FLAGS, FILE, LIGHTWEIGHT):
             environ.pop(name, None)
-    if mode == "off" or _is_taken(environ) or why_not(folder):
+    if mode == "off" or _is_taken(environ) or why_not(folder, forced=mode == "force"):
         return
     environ[ENABLE], environ[FLAGS] = "1", LIGHT
+    if too_old():
+        environ[LIGHTWEIGHT] = "1"
     environ[FILE] = os.path.abspath(folder / f"{OURS}%h-{_place()}-%p-%t{SUFFIX}")
 
 
@@ -154,14 +157,14 @@ def is_ours(environ: Mapping[str, str]) -> bool:
 
 
 def _is_taken(environ: Mapping[str, str]) -> bool:
-    return any(name in environ for name in (ENABLE, FLAGS, FILE))
+    return any(name in environ for name in (ENABLE, FLAGS, FILE, LIGHTWEIGHT))
 
 
-def why_not(folder: Path) -> str:
-    """Why no core dump can be written there, '' if one can."""
-    old = _too_old()
-    if old:
-        return old
+def why_not(folder: Path, forced: bool = False) -> str:
+    """Why no core dump can be written there, '' if one can. forced: with any driver."""
+    old = too_old()
+    if old and not forced:
+        return f"{old}; G4DEBUG_CORE=force switches them on all the same"
     there = folder.absolute()
     if "%" in str(there):
         return f"the driver would replace the % in {there}"
@@ -199,7 +202,7 @@ def _is_strangers(path: Path) -> bool:
     return parent & anybody == anybody and os.lstat(path).st_uid not in (0, os.geteuid())
 
 
-def _too_old() -> str:
+def too_old() -> str:
     """Why the driver may not know the flags, '' if it does, or if there is none."""
     try:
         found = _BRANCH.search(DRIVER.read_text())
@@ -211,8 +214,8 @@ def _too_old() -> str:
         return ""
     is_ = f"is {found[1]}" if found else "is not known"
     return (
-        f"the version of the GPU's driver {is_}: one before {OLDEST} may write all of the device's "
-        f"memory, and abort; set {ENABLE}, {FLAGS} and {FILE} yourself if it does not"
+        f"the version of the GPU's driver {is_}: core dumps were never run with one before "
+        f"{OLDEST}, which may write all of the device's memory, and abort the process"
     )
 
 

@@ -138,8 +138,16 @@ class FlightRecorder:
                 "add skip_abort to CUDA_COREDUMP_GENERATION_FLAGS to have both",
             )
         elif settings.core != "off" and coredump.ENABLE not in os.environ:
-            why = coredump.why_not(settings.debug_dir) or "one of its variables was set before"
+            forced = settings.core == "force"
+            why = coredump.why_not(settings.debug_dir, forced) or (
+                "one of its variables was set before"
+            )
             self.context.limit("a CUDA error leaves no CUDA core dump", why)
+        elif coredump.is_ours(os.environ) and (old := coredump.too_old()):
+            self.context.limit(
+                "whether a CUDA error leaves an exception, and a CUDA core dump, is not known",
+                f"{old}; G4DEBUG_CORE=force has switched them on",
+            )
 
     def watch_others(self, *args: Any, **kwargs: Any) -> None:
         coredump.prepare(os.environ, self.context.settings.debug_dir)
@@ -221,7 +229,7 @@ class FlightRecorder:
             self.armed_at,
             wait=not settings.cpu,
             # With --crash-dump-folder the user has asked SGLang for core dumps.
-            remove=settings.core == "autopsy" and not server_argument(args, "crash_dump_folder"),
+            remove=settings.removes_cores and not server_argument(args, "crash_dump_folder"),
             began=began,
         )
 
@@ -279,7 +287,7 @@ class FlightRecorder:
         ours, settings = coredump.is_ours(os.environ), self.context.settings
         if not core or (ours and settings.cpu):
             return []  # the CPU engine has no driver
-        if ours and settings.core == "autopsy":
+        if ours and settings.removes_cores:
             core += ". It is removed once its autopsy is in this dump (G4DEBUG_CORE=keep keeps it)"
         return [core]
 

@@ -13,8 +13,10 @@ from types import SimpleNamespace
 import pytest
 
 from g4debug.dumps import patience
+from g4debug.settings import Settings
 from g4debug.tracers.flight_recorder import core_autopsy, coredump
-from g4debug.tracers.flight_recorder.coredump import ENABLE, FILE, FLAGS, LIGHT
+from g4debug.tracers.flight_recorder.coredump import ENABLE, FILE, FLAGS, LIGHT, LIGHTWEIGHT
+from g4debug.tracers.flight_recorder.tracer import FlightRecorder
 
 SAYS = """
 import json, pathlib, sys
@@ -84,6 +86,50 @@ def test_a_driver_that_may_not_know_the_flags_is_told_nothing(
         assert armed(tmp_path / "dumps")
 
 
+@pytest.fixture
+def old_driver(tmp_path, monkeypatch):
+    (driver := tmp_path / "version").write_text("NVRM Kernel Module  535.183.01  Sun May 12")
+    monkeypatch.setattr(coredump, "DRIVER", driver)
+
+
+def test_an_old_driver_is_told_by_force_alone(tmp_path, old_driver, monkeypatch):
+    for mode in ("autopsy", "keep"):
+        assert armed(tmp_path, mode) == {}
+    assert "G4DEBUG_CORE=force switches them on" in coredump.why_not(tmp_path)
+    found = armed(tmp_path, "force")
+    assert (found[ENABLE], found[FLAGS], found[LIGHTWEIGHT]) == ("1", LIGHT, "1")
+    assert armed(tmp_path, "off", **found) == {}
+    usage = coredump.shutil.disk_usage(tmp_path)._replace(free=1 << 30)
+    monkeypatch.setattr(coredump.shutil, "disk_usage", lambda path: usage)
+    assert armed(tmp_path, "force") == {}  # force is of the driver, and of nothing else
+
+
+def test_where_the_driver_is_new_force_is_as_the_default(tmp_path):
+    assert armed(tmp_path, "force") == armed(tmp_path)
+    for mode, removes in (("autopsy", True), ("force", True), ("keep", False), ("off", False)):
+        assert Settings(core=mode).removes_cores == removes
+
+
+@pytest.mark.parametrize(
+    ("mode", "said"),
+    [
+        ("force", "were never run with one before 580, which may write all of the device's memory"),
+        ("autopsy", "G4DEBUG_CORE=force switches them on all the same"),
+        ("off", ""),
+    ],
+)
+def test_what_an_old_driver_leaves_is_told_at_start(tmp_path, old_driver, monkeypatch, mode, said):
+    limits: list[str] = []
+    context = SimpleNamespace(
+        settings=Settings(core=mode, debug_dir=tmp_path),
+        limit=lambda what, why: limits.append(f"{what}: {why}"),
+    )
+    monkeypatch.setattr(os, "environ", armed(tmp_path, mode))
+    FlightRecorder._tell_core_dumps(SimpleNamespace(context=context))
+    assert len(limits) == bool(said)
+    assert said in "".join(limits)
+
+
 def test_a_folder_that_cannot_be_looked_into_does_not_stop_the_server(tmp_path, monkeypatch):
     def refuses(path):
         raise PermissionError(13, "Permission denied")
@@ -107,7 +153,7 @@ def test_a_disk_that_hangs_does_not_keep_the_server_from_starting(tmp_path, monk
     released.set()
 
 
-@pytest.mark.parametrize("name", [ENABLE, FLAGS, FILE])
+@pytest.mark.parametrize("name", [ENABLE, FLAGS, FILE, LIGHTWEIGHT])
 def test_what_somebody_has_set_stays(tmp_path, name):
     assert armed(tmp_path, **{name: "mine"}) == {name: "mine"}
 
