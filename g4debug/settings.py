@@ -33,6 +33,7 @@ def ours(directory: Path) -> Path:
 DEFAULT_DUMP_DIR = ours(DUMP_DIR)
 MODES = ("raise", "contain", "log")
 FIX_MODES = ("none", "needed", "all")
+BOXES = ("shm", "dumps")
 CORES = ("autopsy", "keep", "force", "off")
 FIX_PREFIX = "G4DEBUG_FIX_"
 WATCH = "watch"
@@ -95,6 +96,12 @@ def _mode(text: str, name: str) -> str:
 def _core(text: str, name: str) -> str:
     if text.strip() not in CORES:
         raise SettingsError(f"{name}={text!r}: expected one of {', '.join(CORES)}")
+    return text.strip()
+
+
+def _box(text: str, name: str) -> str:
+    if text.strip() not in BOXES:
+        raise SettingsError(f"{name}={text!r}: expected one of {', '.join(BOXES)}")
     return text.strip()
 
 
@@ -226,6 +233,14 @@ class Settings:
         "older one was never run and may write all of the device's memory and abort; off: none "
         "are switched on, and none is read",
         "autopsy",
+    )
+    black_box: str = _setting(
+        "G4DEBUG_BLACK_BOX",
+        _box,
+        "where the black box of a scheduler lies. shm: in /dev/shm, which is memory, and is lost "
+        "with a container that has its own; dumps: in the folder that dumps go to. A file there is "
+        "written to the disk as it changes, and a step may have to wait for that disk",
+        "shm",
     )
     leak_steps: int = _setting(
         "G4DEBUG_LEAK_STEPS",
