@@ -14,7 +14,7 @@ import pytest
 
 from g4debug.dumps import patience
 from g4debug.settings import Settings
-from g4debug.tracers.flight_recorder import core_autopsy, coredump
+from g4debug.tracers.flight_recorder import core_autopsy, coredump, tracer
 from g4debug.tracers.flight_recorder.coredump import ENABLE, FILE, FLAGS, LIGHT, LIGHTWEIGHT
 from g4debug.tracers.flight_recorder.tracer import FlightRecorder
 
@@ -537,3 +537,36 @@ def test_where_there_is_none_nobody_waits_for_long(tmp_path, monkeypatch, caplog
     assert time.monotonic() - begin < 60
     assert f"no autopsy of {core}: the driver had not written all of it" in caplog.text
     assert f"g4debug autopsy --write {core} {tmp_path / 'dump'}" in caplog.text
+
+
+def test_a_scheduler_that_dies_counts_from_its_error_not_from_its_dump(tmp_path, monkeypatch):
+    """The dump is written in between, to a disk that may be slow."""
+    error = RuntimeError("CUDA error: an illegal memory access was encountered")
+    began: list[float] = []
+    monkeypatch.setattr(os, "environ", {ENABLE: "1"})
+    monkeypatch.setattr(core_autopsy, "put_into", lambda *args, **how: began.append(how["began"]))
+
+    def report_end(found, evidence):
+        time.sleep(1)
+        return tmp_path / "dump"
+
+    trap = SimpleNamespace(report_end=report_end, stop=lambda found, path: None)
+    context = SimpleNamespace(settings=Settings(), trap=trap)
+    died = SimpleNamespace(
+        context=context,
+        others=SimpleNamespace(first=lambda: None, ending=False),
+        recorder=SimpleNamespace(scheduler=None),
+        armed_at=0.0,
+        complete=None,
+        _asserted=lambda error: None,
+        _lookups=lambda found: (),
+        _innocence=None,
+    )
+    died._look_into_core = lambda *args: FlightRecorder._look_into_core(died, *args)
+    monkeypatch.setattr(tracer.finding, "of_exception", lambda *args: None)
+    begin = time.monotonic()
+    try:
+        raise error
+    except RuntimeError:
+        FlightRecorder._on_exception(died, "scheduler.run_event_loop")
+    assert 0 <= began[0] - begin < 1
