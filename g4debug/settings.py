@@ -33,7 +33,8 @@ def ours(directory: Path) -> Path:
 DEFAULT_DUMP_DIR = ours(DUMP_DIR)
 MODES = ("raise", "contain", "log")
 FIX_MODES = ("none", "needed", "all")
-CORES = ("autopsy", "keep", "off")
+BOXES = ("shm", "dumps")
+CORES = ("autopsy", "keep", "force", "off")
 FIX_PREFIX = "G4DEBUG_FIX_"
 WATCH = "watch"
 
@@ -95,6 +96,12 @@ def _mode(text: str, name: str) -> str:
 def _core(text: str, name: str) -> str:
     if text.strip() not in CORES:
         raise SettingsError(f"{name}={text!r}: expected one of {', '.join(CORES)}")
+    return text.strip()
+
+
+def _box(text: str, name: str) -> str:
+    if text.strip() not in BOXES:
+        raise SettingsError(f"{name}={text!r}: expected one of {', '.join(BOXES)}")
     return text.strip()
 
 
@@ -220,10 +227,20 @@ class Settings:
     core: str = _setting(
         "G4DEBUG_CORE",
         _core,
-        "CUDA core dumps, which the flight recorder switches on unless you have. autopsy: what a "
-        "core dump says goes into the dump, and the file is removed; keep: the file stays; off: "
-        "none are switched on, and none is read",
+        "CUDA core dumps, which the flight recorder switches on unless you have, and unless the "
+        "GPU's driver is older than 580. autopsy: what a core dump says goes into the dump, and "
+        "the file is removed; keep: the file stays; force: as autopsy, with any driver, though an "
+        "older one was never run and may write all of the device's memory and abort; off: none "
+        "are switched on, and none is read",
         "autopsy",
+    )
+    black_box: str = _setting(
+        "G4DEBUG_BLACK_BOX",
+        _box,
+        "where the black box of a scheduler lies. shm: in /dev/shm, which is memory, and is lost "
+        "with a container that has its own; dumps: in the folder that dumps go to. A file there is "
+        "written to the disk as it changes, and a step may have to wait for that disk",
+        "shm",
     )
     leak_steps: int = _setting(
         "G4DEBUG_LEAK_STEPS",
@@ -267,6 +284,11 @@ class Settings:
         if self.watch:
             return discovery.watching()
         return discovery.names("tracer") if self.debug else ()
+
+    @property
+    def removes_cores(self) -> bool:
+        """True if a CUDA core dump goes once its autopsy is in the dump."""
+        return self.core in ("autopsy", "force")
 
     @property
     def takes_the_risk(self) -> bool:

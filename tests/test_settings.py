@@ -28,6 +28,7 @@ VALID = {
     "G4DEBUG_TAPE": ("0", "tape", 0),
     "G4DEBUG_HANG_SECONDS": ("2", "hang_seconds", 2),
     "G4DEBUG_CORE": (" keep ", "core", "keep"),
+    "G4DEBUG_BLACK_BOX": (" dumps ", "black_box", "dumps"),
     "G4DEBUG_CPU": ("off", "cpu", False),
     "G4DEBUG_STARVED_STEPS": ("0", "starved_steps", 0),
     "G4DEBUG_LEAK_STEPS": ("0", "leak_steps", 0),

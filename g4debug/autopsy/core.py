@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import mmap
+import os
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,6 +17,7 @@ import numpy as np
 from g4debug.autopsy import layouts
 from g4debug.autopsy.elf import Elf, Section, text_at
 from g4debug.autopsy.errors import CoreError
+from g4debug.dumps.heads import open_at_once
 
 MOST_PARAMETERS = 32 << 10  # bytes of a kernel's parameters; CUDA's own limit
 MOST_ROWS = 400_000  # of all tables
@@ -199,10 +202,19 @@ class Core:
 
 
 def read(path: Path) -> Core:
-    """A core dump in a file, which is mapped. Raises CoreError, also if it cannot be read."""
+    """A core dump in a file, which is mapped. Raises CoreError, also if it cannot be read.
+
+    It is opened without waiting: a FIFO that nobody writes to would hang for ever.
+    """
     try:
-        with path.open("rb") as file:
-            if not file.seek(0, 2):
+        with open(path, "rb", opener=open_at_once) as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise CoreError(
+                    "it is not a regular file, so it is no CUDA core dump; give the file that the "
+                    "driver has written"
+                )
+            if not status.st_size:
                 raise CoreError("it is empty")
             return Core(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)))
     except (OSError, ValueError) as e:

@@ -20,6 +20,7 @@ DEVICES, SMS, GRIDS, BLOCKS = _LOUSER + 9, _LOUSER + 11, _LOUSER + 12, _LOUSER +
 WARPS, LANES, PARAMETERS = _LOUSER + 14, _LOUSER + 15, _LOUSER + 18
 UNIFORM, META = _LOUSER + 19, _LOUSER + 22
 STRINGS = 3  # SHT_STRTAB
+LONGEST = 64 << 10  # bytes of an entry; a driver's longest has some 140, and numpy takes 2 GiB
 
 Fields = tuple[tuple[str, str], ...]
 
@@ -146,6 +147,10 @@ def table(kind: int, data: memoryview, entry: int) -> np.ndarray:
         entry = len(data)
     if not len(data):
         return np.zeros(0, [*first])
+    if entry > LONGEST:
+        raise CoreError(
+            f"its {name} is damaged: entries of {entry} bytes, where at most {LONGEST} are expected"
+        )
     names, formats, offsets, at = [], [], [], 0
     for n, (field, form) in enumerate((*first, *added)):
         size = int(form[-1])

@@ -8,11 +8,12 @@ may be large, and of anybody: the time grows with its length alone.
 from __future__ import annotations
 
 import bisect
+import dataclasses
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from g4debug.autopsy import places
+from g4debug.autopsy import places, xid
 from g4debug.findings.memory_map import MemoryMap
 
 LOWEST, HIGHEST = 1 << 32, 1 << 57
@@ -26,7 +27,7 @@ SAYS = tuple(
     for says, words, pattern in (
         # dmesg writes an address in two parts: 7f6f_15400000. A log may have no "NVRM: Xid".
         (
-            "Xid in dmesg",
+            xid.SAYS,
             ("nvrm: xid", "mmu fault"),
             r"(?:faulted @|addr(?:ess)?:?)\s*(?:0x)?([0-9a-f_]+)",
         ),
@@ -51,54 +52,75 @@ COMPLAINT = re.compile(
     r"\b(?:fault(?:ed|ing)?|illegal|invalid|misaligned|out[ -]of[ -]bounds)\b", re.I
 )
 COMPLAINS = "a complaint"
+ANYBODY = -2  # whose process no line names
 BEFORE, BEHIND = 80, 40  # characters in which somebody complains about an address
 
 
 @dataclass(frozen=True)
 class Found:
-    """An address in a log. line: its number, from 1. says: whose line it is, '' for anybody's."""
+    """An address in a log.
+
+    line: its number, from 1. says: whose line it is, '' for anybody's. process: the one that an Xid
+    names, -1 for none. doubt: why it may be none of the dump's. at: where in ``text`` the address
+    is.
+    """
 
     address: int
     line: int
     says: str
     text: str
     where: str
+    process: int = -1
+    doubt: str = ""
+    at: int = 0
 
 
 def found(address: int, memory: MemoryMap, line: int = 0, says: str = "", text: str = "") -> Found:
     """An address, with what the map says that it is."""
-    where = IS_CODE if says == CODE else places.words(address, memory)
-    return Found(address, line, says, text, where)
+    rounded = xid.rounding(address) if says == xid.SAYS else 0
+    where = IS_CODE if says == CODE else places.words(address, memory, rounded)
+    return Found(address, line, says, text, f"{where}; {xid.ROUNDED}" if rounded else where)
 
 
 def addresses(
-    lines: Iterable[str], memory: MemoryMap, most: int = FIRST
+    lines: Iterable[str], memory: MemoryMap, most: int = FIRST, pid: int = -1
 ) -> tuple[list[Found], int]:
     """Each address once, in the order of the log, and how many more there are than ``most``.
 
-    lines: with their ends; a piece without one is followed by the rest of its line.
+    lines: with their ends; a piece without one is followed by the rest of its line. pid: of the
+    dump's process, -1 if it is not known. The Xids of two processes with one address are both told.
     """
-    seen: set[int] = set()
+    seen: set[tuple[int, int]] = set()  # address and process
     told: list[Found] = []
     starts, ends = _mapped(memory)
-    number = 1
+    number, count = 1, 0
     for line in lines:
         for at, says, address in _of(line):
-            if address in seen or not LOWEST <= address < HIGHEST:
+            if not LOWEST <= address < HIGHEST:
+                continue
+            process, name = xid.process(line, at) if says == xid.SAYS else (ANYBODY, "")
+            if (address, process) in seen:
                 continue
             if not says:
                 place = bisect.bisect_right(starts, address) - 1
                 if place < 0 or address >= ends[place]:
                     continue
-            seen.add(address)
+            seen |= {(address, process), (address, ANYBODY)}
+            count += 1
             if len(told) < most:
                 begin = 0 if len(line) <= LONGEST else max(0, at - BEFORE)
-                text = line[begin : begin + LONGEST].strip()
-                told.append(found(address, memory, number, says, text))
-        if len(seen) >= COUNTED:
+                text = line[begin : begin + LONGEST].lstrip()
+                skipped = len(line[: begin + LONGEST]) - len(text)
+                one = found(address, memory, number, says, text.rstrip())
+                one = dataclasses.replace(one, at=max(0, at - skipped))
+                if says == xid.SAYS:
+                    doubt = xid.doubt(process, name, pid)
+                    one = dataclasses.replace(one, process=process, doubt=doubt)
+                told.append(one)
+        if count >= COUNTED:
             break
         number += line.endswith("\n")
-    return told, len(seen) - len(told)
+    return told, count - len(told)
 
 
 def _mapped(memory: MemoryMap) -> tuple[list[int], list[int]]:
@@ -118,7 +140,7 @@ def _of(line: str) -> Iterator[tuple[int, str, int]]:
         if any(word in small for word in words):
             for match in pattern.finditer(line):
                 if digits := match[1].replace("_", ""):
-                    yield match.start(), says, int(digits, 16)
+                    yield match.start(1), says, int(digits, 16)
     somewhere = COMPLAINT.search(line) is not None
     for match in ANY.finditer(line):
         at, end = match.span()

@@ -15,11 +15,11 @@ def size(nbytes: int) -> str:
     return f"{nbytes} bytes"
 
 
-def inside(r: MemoryRange, address: int) -> str:
+def inside(r: MemoryRange, address: int, rounded: int = 0) -> str:
     """``page 5 of K of layer 22 (swa pool), token 3``, or what else it is in."""
     if r.is_kv:
-        page, token = r.page_at(address)
-        return f"page {page} of {r}, token {token}; it has pages 0 to {r.pages - 1}"
+        page, token = _page(r, address, rounded)
+        return f"{page} of {r}{token}; it has pages 0 to {r.pages - 1}"
     if r.what in (SEGMENT, GIVEN_BACK):
         kind = "memory that was given back to CUDA" if r.what == GIVEN_BACK else "PyTorch's memory"
         return f"{kind}: a segment of {size(r.nbytes)} with {r.name or 'nothing that is known'}"
@@ -33,30 +33,48 @@ def page(r: MemoryRange, number: int) -> str:
     return f"page {number} of {r.part}, layer {r.layer} ({pool} pool has pages 0 to {r.pages - 1})"
 
 
-def outside(r: MemoryRange, address: int) -> str:
+def outside(r: MemoryRange, address: int, rounded: int = 0) -> str:
     """``page 384 behind K of layer 22 (swa pool), which has 373 pages``."""
+    page, token = _page(r, address, rounded)
+    where = "in front of" if address < r.start else "behind"
+    return f"{where} {r}: {page}{token}, where it has pages 0 to {r.pages - 1}"
+
+
+def _page(r: MemoryRange, address: int, rounded: int) -> tuple[str, str]:
+    """The KV page and the token of an address; of one that was rounded down, the pages."""
     page, token = r.page_at(address)
-    where = "in front of" if page < 0 else "behind"
-    return f"{where} {r}: page {page}, token {token}, where it has pages 0 to {r.pages - 1}"
+    if not rounded:
+        return f"page {page}", f", token {token}"
+    last, _ = r.page_at(address + rounded - 1)
+    return (f"page {page}" if last == page else f"pages {page} to {last}"), ""
 
 
-def words(address: int, memory: MemoryMap) -> str:
-    """What an address is, in one sentence without its full stop."""
+def words(address: int, memory: MemoryMap, rounded: int = 0) -> str:
+    """What an address is, in one sentence without its full stop.
+
+    rounded: bytes from the address on in which the right one lies, 0 if this is it.
+    """
     found = memory.at(address)
     live = [r for r in found if r.what != GIVEN_BACK]
     if live:
         below = memory.below(address)
         if live[0].what == SEGMENT and below is not None and live[0].start <= below.start:
-            return f"{outside(below, address)}; still in the same segment of PyTorch's memory"
-        first = inside(live[0], address)
+            return (
+                f"{outside(below, address, rounded)}; still in the same segment of PyTorch's memory"
+            )
+        first = inside(live[0], address, rounded)
         return first if live[0].is_kv else f"not a KV page: in {first}"
     near = memory.below(address)
     if near is None or address - near.end > FAR:
         above = memory.above(address)
         near = above if above is not None and above.start - address <= FAR else None
-    behind = f"; the nearest KV buffer: it is {outside(near, address)}" if near is not None else ""
+    behind = (
+        f"; the nearest KV buffer: it is {outside(near, address, rounded)}"
+        if near is not None
+        else ""
+    )
     if found:
-        return f"not mapped any more: in {inside(found[0], address)}{behind}"
+        return f"not mapped any more: in {inside(found[0], address, rounded)}{behind}"
     made = f" of step {memory.step}" if memory.step >= 0 else ""
     nowhere = "in no buffer and no segment" if memory.segments else "in no buffer"
     nowhere += f" of the map{made}" if made or memory.left_out or not memory.segments else ""

@@ -15,15 +15,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import resource
-import signal
 import sys
-import threading
-from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
 
 from g4debug.cli import CliError, add_console_arguments, console_for, no_traceback
+from g4debug.cli._bound import bounded
 
 NAME = "autopsy"
 HELP = "read a CUDA core dump: which kernel, page, row and request"
@@ -55,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     record = None if args.dump is None else read_dump(args.dump)
     with no_traceback(f"{args.core}: it was opened, but cannot be read", "cuda-gdb"):
         try:
-            with _bounded(args.core):
+            with bounded(_too_long(args.core), SECONDS, _size(args.core) + ROOM):
                 found = examine.examine(args.core, record)
         except CoreError as e:
             raise CliError(f"{args.core}: {e}") from e
@@ -69,37 +65,15 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-@contextlib.contextmanager
-def _bounded(core: Path) -> Iterator[None]:
-    """With a limit on processor time and memory of this process, where the system has such limits.
+def _size(core: Path) -> int:
+    """Bytes of the file, which is mapped; 0 if there is none, which others tell."""
+    with contextlib.suppress(OSError):
+        return os.stat(core).st_size
+    return 0
 
-    Raises CliError if the time is over, and MemoryError.
-    """
 
-    def refuse(*args: object) -> NoReturn:
-        raise CliError(
-            f"{core}: reading it took more than {SECONDS} s of processor time, where some 5 s are "
-            "needed; it may be damaged; try: cuda-gdb, and please report this"
-        )
-
-    usage, before = resource.getrusage(resource.RUSAGE_SELF), {}
-    limits = {resource.RLIMIT_CPU: int(usage.ru_utime + usage.ru_stime) + SECONDS}
-    with contextlib.suppress(OSError):  # no /proc; and a file that is not there is told by others
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        limits[resource.RLIMIT_AS] = pages * resource.getpagesize() + os.stat(core).st_size + ROOM
-    main = threading.current_thread() is threading.main_thread()
-    handler = signal.signal(signal.SIGXCPU, refuse) if main else None
-    try:
-        for what, limit in limits.items():
-            soft, hard = resource.getrlimit(what)
-            # A limit that somebody else has set, and that is lower, stays.
-            if all(other == resource.RLIM_INFINITY or other > limit for other in (soft, hard)):
-                with contextlib.suppress(OSError, ValueError):
-                    resource.setrlimit(what, (limit, hard))
-                    before[what] = soft, hard
-        yield
-    finally:
-        for what, old in before.items():
-            resource.setrlimit(what, old)
-        if main:
-            signal.signal(signal.SIGXCPU, handler)
+def _too_long(core: Path) -> str:
+    return (
+        f"{core}: reading it took more than {SECONDS} s of processor time, where some 5 s are "
+        "needed; it may be damaged; try: cuda-gdb, and please report this"
+    )

@@ -6,7 +6,8 @@ UTC. Only the heads of the files are read; a file that cannot be read is listed
 with the reason. The last line is the command that shows the newest incident.
 
 A scheduler that was killed together with its server has left a black box in
-/dev/shm. A dump is made of it first, if the folder is where its dumps go.
+/dev/shm, or in the folder itself (G4DEBUG_BLACK_BOX=dumps). A dump is made of it
+first, if the folder is where its dumps go.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def from_black_boxes(directory: Path) -> list[str]:
     from g4debug.findings import black_box
 
     # The usual case is that there are none. Then torch need not be imported.
-    if not any(map(partial(_left_behind, directory), black_box.paths())):
+    if not any(map(partial(_left_behind, directory), black_box.everywhere(directory))):
         removed = black_box.remove_older()
         return [f"{path}: this black box {OLDER}" for path in removed]
     from g4debug.tracers.flight_recorder import box_dumps

@@ -8,18 +8,30 @@ address in it that somebody complains about, or that the map knows, is told.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import re
+import stat
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
-from g4debug.cli import CliError, add_console_arguments, console_for
+from g4debug.cli import CliError, add_console_arguments, console_for, no_traceback
+from g4debug.cli._bound import bounded
+from g4debug.dumps.heads import open_at_once
+
+if TYPE_CHECKING:
+    from g4debug.findings.memory_map import MemoryMap
 
 NAME = "where"
 HELP = "say what an address in a log is: which buffer, layer and page"
-HEX = re.compile(r"(?:0x)?([0-9a-f]{1,8}_?[0-9a-f]{1,16})", re.I)
+HEX = re.compile(r"(?:0x)?([0-9a-f]+(?:_[0-9a-f]+)?)", re.I)
 MOST = 256 << 20  # bytes of a log
+SECONDS = 300  # of processor time for a log; one of 256 MiB takes some 60
+ROOM = 2 << 30  # bytes of memory; 100,000 lines that are told may take 400 MB
+TOLD = 10.0  # seconds between two lines that say how much is read
 LONGEST = 64 << 10  # bytes of a line; a longer one is read in pieces
 AGAIN = 512  # bytes at the end of a piece that are read again: they tell what the next words mean
 DIGITS = b"0123456789abcdefABCDEFxX_"
@@ -42,19 +54,24 @@ def run(args: argparse.Namespace) -> int:
     from g4debug.cli.show import read_dump
     from g4debug.reporters import json, where
 
-    memory = read_dump(args.dump).memory
+    record = read_dump(args.dump)
+    memory = record.memory
     if memory is None:
         raise CliError(
             f"{args.dump}: it has no memory map; it is of an older g4debug, or of a process that "
             "died before its pools were made"
         )
     more = 0
-    given = HEX.fullmatch(args.what)
-    if given and not Path(args.what).exists():
-        found = [logs.found(int(given[1].replace("_", ""), 16), memory)]
+    if HEX.fullmatch(args.what) and not os.path.exists(args.what):
+        found = [logs.found(_address(args.what, memory), memory)]
     else:
         most = logs.MOST if args.all else logs.FIRST
-        found, more = logs.addresses(_lines(args.what), memory, most)
+        pid = record.finding.location.pid
+        with (
+            no_traceback(f"{args.what}: its addresses cannot be told", "the part around the fault"),
+            bounded(_too_long(args.what), SECONDS, ROOM),
+        ):
+            found, more = logs.addresses(_lines(args.what), memory, most, pid)
     if args.json:
         json.write({"found": found, "left_out": more}, sys.stdout)
     else:
@@ -62,25 +79,67 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _address(text: str, memory: MemoryMap) -> int:
+    """The address that a user typed. Raises CliError if it can be none, or one of two."""
+    from g4debug.autopsy import logs
+
+    digits = text.lower().removeprefix("0x").replace("_", "")
+    address = int(digits, 16)
+    if address >= logs.HIGHEST:
+        hint = "; if it is decimal, give it as hex: printf '%#x' NUMBER" if text.isdecimal() else ""
+        raise CliError(
+            f"{text}: read as hex it has {address.bit_length()} bits, and an address has at most "
+            f"{(logs.HIGHEST - 1).bit_length()}{hint}"
+        )
+    if text.isdecimal() and int(text) >= logs.LOWEST:
+        raise CliError(
+            f"{text}: it may be hex or decimal; give 0x{text} if it is hex, and {int(text):#x} if "
+            "it is decimal"
+        )
+    if address < logs.LOWEST and not memory.at(address):
+        begin = min((r.start for r in memory.ranges), default=0)
+        raise CliError(
+            f"{text}: no log has this name, and {address:#x} is below all buffers of the dump, of "
+            f"which the first begins at {begin:#x}: a null pointer with an offset, or no address"
+        )
+    return address
+
+
+def _too_long(name: str) -> str:
+    return (
+        f"{name}: looking for its addresses took more than {SECONDS} s of processor time, where "
+        f"some 60 are needed for {MOST >> 20} MiB; give the part around the fault"
+    )
+
+
 def _lines(name: str) -> Iterator[str]:
     """The lines of a log, or of stdin. Raises CliError if it cannot be read, or is too long."""
     if name == "-":
-        yield from _bounded(sys.stdin.buffer, "stdin")
+        yield from _pieces(sys.stdin.buffer, "stdin")
         return
     try:
-        with Path(name).open("rb") as file:
-            yield from _bounded(file, name)
+        # Without waiting for a FIFO's writer; what one writes is then waited for, as of stdin.
+        with open(name, "rb", opener=open_at_once) as file:
+            os.set_blocking(file.fileno(), True)
+            if stat.S_ISFIFO(os.fstat(file.fileno()).st_mode) and not file.peek(1):
+                raise CliError(f"{name}: a FIFO that nobody writes to; give a log, or - for stdin")
+            yield from _pieces(file, name)
     except (OSError, ValueError) as e:
         reason = getattr(e, "strerror", None) or e
         raise CliError(f"{name}: neither an address in hex nor a log: {reason}") from e
 
 
-def _bounded(file: BinaryIO, name: str) -> Iterator[str]:
-    room, rest = MOST, b""
+def _pieces(file: BinaryIO, name: str) -> Iterator[str]:
+    room, rest, told = MOST, b"", time.monotonic()
     while line := file.readline(LONGEST):
         room -= len(line)
         if room < 0:
             raise CliError(f"{name}: more than {MOST >> 20} MiB; give the end of it")
+        if time.monotonic() >= told + TOLD:
+            told = time.monotonic()
+            if sys.stderr is not None:  # print(file=None) would write it to stdout
+                with contextlib.suppress(OSError):
+                    print(f"g4debug: {name}: {MOST - room >> 20} MiB are read", file=sys.stderr)
         piece, rest = rest + line, b""
         if len(line) == LONGEST and not line.endswith(b"\n"):
             # Half of an address would be another one, so the piece ends in front of it.

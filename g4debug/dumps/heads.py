@@ -252,7 +252,7 @@ def opened(path: Path) -> Iterator[tuple[IO[bytes], int]]:
     file cannot be opened, is not a regular file, is empty, or is larger than any dump.
     """
     try:
-        with open(path, "rb", opener=_open_at_once) as file:
+        with open(path, "rb", opener=open_at_once) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise DumpError(f"{path}: not a regular file")
@@ -269,7 +269,8 @@ def opened(path: Path) -> Iterator[tuple[IO[bytes], int]]:
         raise DumpError(f"{path}: cannot be read: {getattr(e, 'strerror', None) or e}") from e
 
 
-def _open_at_once(path: str, flags: int) -> int:
+def open_at_once(path: str, flags: int) -> int:
+    """An opener for ``open`` that does not wait for somebody at the other end of a FIFO."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 

@@ -5,7 +5,9 @@ checked into a file of ``/dev/shm``, in place, as they happen. After SIGKILL, a 
 or the OOM killer, another process makes a dump of it
 (:mod:`g4debug.tracers.flight_recorder.box_dumps`). The file lies in memory, because a write to a
 mapped file on a disk may have to wait for that disk. All of it is reserved when it is made:
-otherwise a full ``/dev/shm`` would kill the scheduler with SIGBUS.
+otherwise a full ``/dev/shm`` would kill the scheduler with SIGBUS. Who asks for it
+(``G4DEBUG_BLACK_BOX=dumps``) has the file in the folder of the dumps, where it outlives a container
+with its own ``/dev/shm``; its dump goes to that folder, whatever the folder is called by then.
 
 The layout is fixed, and nothing in the file says how long anything is, except within a record,
 where it is bounded. Integers are little-endian.
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
 
 FOLDER = Path("/dev/shm")
 PREFIX = "g4debug-box-"
+BESIDE = ".beside"  # how one ends whose dump goes to the folder in which it lies itself
 MAGIC = b"g4debug-box 2\n"  # another layout gets another magic
 _OLDER = (b"g4debug-box 1\n",)  # of layouts that are not read any more
 STEPS, STEP_BYTES = 64, 16 << 10
@@ -120,10 +123,13 @@ class Owner:
 
 
 class BlackBox:
-    """The box of this process. Raises BoxError if there can be none."""
+    """The box of this process. Raises BoxError if there can be none.
 
-    def __init__(self, owner: Owner, folder: Path = FOLDER) -> None:
-        self.path = folder / f"{PREFIX}{secrets.token_hex(8)}"
+    beside: it lies in the folder of the dumps.
+    """
+
+    def __init__(self, owner: Owner, folder: Path = FOLDER, beside: bool = False) -> None:
+        self.path = folder / f"{PREFIX}{secrets.token_hex(8)}{BESIDE * beside}"
         self._fd = -1
         try:
             room = os.statvfs(folder)
@@ -403,9 +409,14 @@ class Found:
         owner = self.owner
         return self.dead and not process_end.runs(owner.server, owner.server_began)
 
+    @property
+    def folder(self) -> Path:
+        """Where its dump goes. A folder may have another name in each container that has it."""
+        return self.path.parent if self.path.name.endswith(BESIDE) else Path(self.owner.folder)
+
     def goes_to(self, folder: Path) -> bool:
         """True if its dump goes to this folder."""
-        return os.path.realpath(self.owner.folder) == os.path.realpath(folder)
+        return os.path.realpath(self.folder) == os.path.realpath(folder)
 
     def read(self) -> Content:
         """Raises BoxError."""
@@ -474,6 +485,11 @@ def _lock(fd: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def everywhere(dumps: Path | None) -> list[Path]:
+    """The files that may be boxes, also those in a folder of dumps."""
+    return list(dict.fromkeys((*paths(), *(paths(dumps) if dumps is not None else ()))))
 
 
 def paths(folder: Path = FOLDER) -> list[Path]:

@@ -84,6 +84,24 @@ def test_a_layout_that_is_not_known_is_named(kind, name):
     assert f"the layout of its {name} is not known: entries of 4 bytes" in found
 
 
+@pytest.mark.parametrize("kind", sorted(layouts.TABLES))
+def test_an_entry_of_gigabytes_is_refused_by_its_tables_name(kind, tmp_path):
+    """A sparse file. numpy has no entry of 2 GiB, and said so in words of its own."""
+    data, size = bytearray(real_cores.core(NAME)), 3 << 30
+    table = struct.unpack_from("<Q", data, SECTIONS)[0]
+    place = Core(memoryview(bytes(data))).elf.of_type(kind)[0].place
+    struct.pack_into("<QQ", data, table + 64 * place + 24, len(data), size)
+    struct.pack_into("<Q", data, table + 64 * place + 56, size)
+    path = tmp_path / "huge"
+    with path.open("wb") as file:
+        file.write(data)
+        file.truncate(len(data) + size)
+    begin = time.monotonic()
+    with pytest.raises(CoreError, match=f"its {layouts.TABLES[kind][0]} is damaged: entries of"):
+        examine.of_core(read(path), path.name, None)
+    assert time.monotonic() - begin < SECONDS
+
+
 def test_fields_that_a_newer_driver_added_are_passed_over():
     """An entry of twice the length has the known fields at its begin."""
     data = bytearray(real_cores.core(NAME))

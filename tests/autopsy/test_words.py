@@ -94,6 +94,17 @@ def test_an_address_in_words(address, said):
     assert said in places.words(address, MAP)
 
 
+def test_all_kv_pages_of_an_address_that_was_rounded_down_are_told():
+    small = dataclasses.replace(SWA, page_bytes=1024, page_size=1, nbytes=373 << 10)
+    memory = MemoryMap((small,), segments=True)
+    assert "page 4 of K" in places.words(small.start + 4096, memory)
+    assert "pages 4 to 7 of K of layer 0 (swa pool); it has pages 0 to 372" in places.words(
+        small.start + 4096, memory, 4096
+    )
+    behind = places.words(small.start + (400 << 10), memory, 4096)
+    assert "pages 400 to 403, where it has pages 0 to 372" in behind
+
+
 def test_the_row_is_that_of_each_kernels_grid():
     for adapter in adapters():
         for kernel, axis in adapter.kernels.items():

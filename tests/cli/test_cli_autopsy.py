@@ -6,8 +6,11 @@ import dataclasses
 import io
 import json
 import mmap
+import os
 import resource
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -163,6 +166,17 @@ def test_a_core_that_is_none_is_refused_in_one_line(core, dump, capsys):
     assert "--write needs the DUMP" in run(capsys, "autopsy", core, "--write", code=2)
 
 
+def test_a_fifo_is_refused_at_once(core, dump, capsys):
+    """Nobody writes to it. The test hangs where it is opened as a file is."""
+    fifo = core.with_name("fifo")
+    os.mkfifo(fifo)
+    begin = time.monotonic()
+    text = run(capsys, "autopsy", fifo, dump, code=2)
+    assert text.startswith(f"g4debug: {fifo}: it is not a regular file")
+    assert "Is a directory" in run(capsys, "autopsy", core.parent, dump, code=2)
+    assert time.monotonic() - begin < 60
+
+
 def test_its_time_and_its_memory_are_bounded(core, dump, capsys, monkeypatch):
     limits = {what: resource.getrlimit(what) for what in (resource.RLIMIT_CPU, resource.RLIMIT_AS)}
 
@@ -218,6 +232,95 @@ def test_what_the_map_had_no_room_for_is_said(tmp_path, capsys):
         assert ("room" in said or "PyTorch" in said) == bool(words)
 
 
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (
+            "140445222404096",
+            "it may be hex or decimal; give 0x140445222404096 if it is hex, and 0x7fbbf3978000 if",
+        ),
+        ("12", "no log has this name, and 0x12 is below all buffers of the dump, of which the"),
+        ("dead", "no log has this name, and 0xdead is below all buffers"),
+        ("0x10", "0x10 is below all buffers of the dump"),
+        ("0x12345678901234567890", "read as hex it has 77 bits, and an address has at most 57"),
+        ("12345678901234567890", "if it is decimal, give it as hex: printf '%#x' NUMBER"),
+        ("9" * 5000, "read as hex it has 20000 bits"),
+    ],
+)
+def test_what_can_be_no_address_or_one_of_two_is_refused_in_one_sentence(dump, capsys, text, why):
+    assert why in run(capsys, "where", text, dump, code=2)
+
+
+def test_digits_alone_are_hex_where_they_cannot_be_a_decimal_address(dump, capsys):
+    assert "0x302000000 in no buffer" in run(capsys, "where", "302000000", dump)
+    assert "0x706015400000 in no buffer" in run(capsys, "where", "7060_15400000", dump)
+
+
+def test_a_file_is_a_log_though_its_name_is_a_number(dump, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "dead").write_text(f"fault 0x{NEAR:x}")
+    assert BEHIND in run(capsys, "where", "dead", dump)
+
+
+def test_of_a_long_line_the_part_with_the_address_is_shown(dump, tmp_path, capsys):
+    log = tmp_path / "log"
+    for front, rear in (
+        ("a" * 1500, "b" * 1500),
+        ("", "b" * 1500),
+        ("  " * 90, ""),
+        ("a" * 90, ""),
+    ):
+        log.write_text(f"{front} fault @ 0x{NEAR:x} {rear}")
+        text = run(capsys, "where", log, dump, "--width", "1000")
+        line = text.partition(f"{NEAR:#x} a complaint")[0].removeprefix("1: ").strip()
+        assert f"fault @ 0x{NEAR:x}" in line
+        assert len(line) <= 242
+        assert line.startswith("…") == (len(front) == 1500)
+        assert line.endswith("…") == bool(rear)
+
+
+def test_the_time_and_the_memory_of_a_log_are_bounded(dump, tmp_path, capsys, monkeypatch):
+    (log := tmp_path / "log").write_text("x")
+
+    def turns(*args):
+        end = time.process_time() + 60
+        while time.process_time() < end:
+            pass
+
+    def grows(*args):
+        kept = [mmap.mmap(-1, 1 << 30) for _ in range(8)]  # reserved, but never touched
+        assert not kept
+
+    monkeypatch.setattr(where, "SECONDS", 1)
+    monkeypatch.setattr(logs, "addresses", turns)
+    text = run(capsys, "where", log, dump, code=2)
+    assert f"{log}: looking for its addresses took more than 1 s of processor time" in text
+    monkeypatch.setattr(where, "SECONDS", 60)
+    monkeypatch.setattr(logs, "addresses", grows)
+    assert "Cannot allocate memory" in run(capsys, "where", log, dump, code=2)
+    assert signal.getsignal(signal.SIGXCPU) is signal.SIG_DFL
+
+
+def test_a_long_log_says_how_far_it_is(dump, tmp_path, capsys, monkeypatch):
+    (log := tmp_path / "log").write_text("nothing\n" * 3)
+    assert cli.main(["where", str(log), str(dump)]) == 0
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(where, "TOLD", 0.0)
+    assert cli.main(["where", str(log), str(dump)]) == 0
+    assert capsys.readouterr().err == f"g4debug: {log}: 0 MiB are read\n" * 3
+
+
+def test_a_fifo_is_a_log_if_somebody_writes_to_it(dump, tmp_path, capsys):
+    os.mkfifo(fifo := tmp_path / "fifo")
+    begin = time.monotonic()
+    assert "a FIFO that nobody writes to" in run(capsys, "where", fifo, dump, code=2)
+    command = f"{sys.executable} -c 'import time; time.sleep(1); print(\"fault 0x{NEAR:x}\")'"
+    reader = f"{sys.executable} -m g4debug where <({command}) {dump}"
+    done = subprocess.run(["bash", "-c", reader], capture_output=True, text=True, timeout=120)
+    assert BEHIND in " ".join(done.stdout.split())
+    assert time.monotonic() - begin < 120
+
+
 def test_a_whole_log_is_read(dump, tmp_path, capsys):
     sanitizer = SANITIZER.format(NEAR + 64, *FORMS[0])
     log = tmp_path / "log"
@@ -230,6 +333,56 @@ def test_a_whole_log_is_read(dump, tmp_path, capsys):
     assert "0x1234567812 " not in text
     told = json.loads(run(capsys, "where", log, dump, "--json"))
     assert (len(told["found"]), told["left_out"]) == (2, 0)
+
+
+def xid(dump, tmp_path, capsys, address: int, who: str) -> str:
+    """What is told of an Xid with that address and process; the dump is of process 4711."""
+    line = DMESG.format(high=address >> 32, low=address & 0xFFFF_FFFF)
+    (tmp_path / "xid").write_text(line.replace("pid=77, name=python3", who))
+    return run(capsys, "where", tmp_path / "xid", dump)
+
+
+@pytest.mark.parametrize(
+    ("who", "doubt"),
+    [
+        ("pid=4711, name=sglang::schedul", ""),
+        ("pid=4242, name=other_process", "the Xid is of process 4242 (other_process), the dump of"),
+        ("pid=4242", "the Xid is of process 4242, the dump of process 4711"),
+        ("pid='<unknown>', name=<unknown>", "the Xid does not say whose fault it is"),
+        ("pid=99999999999999999999, name=x", "the Xid does not say whose fault it is"),
+        ("channel 8", "the Xid does not say whose fault it is"),
+    ],
+)
+def test_an_xid_of_another_process_is_doubted_and_told(dump, tmp_path, capsys, who, doubt):
+    text = xid(dump, tmp_path, capsys, NEAR, who)
+    assert BEHIND in text
+    assert ("doubt: " in text) == bool(doubt)
+    assert doubt in text
+
+
+def test_two_processes_with_one_address_are_both_told(dump, tmp_path, capsys):
+    """Ranks have the same addresses. Their lines are told once each, and those of nobody never."""
+    log, line = tmp_path / "log", DMESG.format(high=NEAR >> 32, low=NEAR & 0xFFFF_FFFF)
+    ours = line.replace("pid=77", "pid=4711")
+    log.write_text("\n".join([line, ours, line, ours, f"fault 0x{NEAR:x}"]))
+    found = json.loads(run(capsys, "where", log, dump, "--json"))["found"]
+    assert [(f["line"], f["process"], bool(f["doubt"])) for f in found] == [
+        (1, 77, True),
+        (2, 4711, False),
+    ]
+
+
+def test_an_xid_has_no_token_because_its_address_is_rounded_down(dump, tmp_path, capsys):
+    pid = "pid=4711, name=python3"
+    begin = LAST.start + 384 * LAST.page_bytes
+    text = xid(dump, tmp_path, capsys, begin - begin % -4096, pid)
+    assert "page 384, where it has pages 0 to" in text
+    assert "an Xid has the begin of the GPU's page, not the address" in text
+    text = xid(dump, tmp_path, capsys, begin + 8, pid)  # this one was not rounded
+    assert "page 384, token 0, where" in text
+    assert "begin of the GPU's page" not in text
+    text = run(capsys, "where", f"{begin:#x}", dump)  # nor may the user's own have been
+    assert "page 384, token 0, where" in text
 
 
 FAR = NEAR + (1 << 44)  # in nothing that the map knows

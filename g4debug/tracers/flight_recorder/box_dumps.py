@@ -67,14 +67,15 @@ class Maker:
     oom_kills: Mapping[str, int] = field(default_factory=dict)
 
 
-def collect(folder: Path, who: str) -> list[tuple[Path, str]]:
+def collect(folder: Path, who: str, beside: bool = True) -> list[tuple[Path, str]]:
     """Make dumps of the boxes with this dump folder whose schedulers, and servers, are dead.
 
+    beside: also of those that lie in the folder itself.
     Returns the box and the reason of each of which no dump can be made.
     """
     older = "it is of an older g4debug, and was removed, because this one cannot read it"
     problems, kept = [(path, older) for path in black_box.remove_older()], 0
-    for path in black_box.paths():
+    for path in black_box.everywhere(folder if beside else None):
         with black_box.opened(path) as box:
             if box is None or not box.left_behind:
                 continue
@@ -105,7 +106,7 @@ def make(box: Found, maker: Maker) -> tuple[Finding, Path] | None:
         box.remove()
         return None
     record, data = fitted(record_of(content, maker), MAX_MB)
-    path = writing.write_dump(record, data, Path(content.owner.folder), 1, dead=True)
+    path = writing.write_dump(record, data, box.folder, 1, dead=True)
     box.remove()
     return record.finding, path
 

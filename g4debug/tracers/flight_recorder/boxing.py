@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import threading
 import time
 from collections.abc import Callable
 from multiprocessing.util import Finalize
@@ -17,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from g4debug.backends import phases
+from g4debug.dumps import patience
 from g4debug.dumps.plain import to_plain
-from g4debug.findings import kinds, process_end
+from g4debug.findings import file_systems, kinds, process_end
 from g4debug.findings.black_box import BlackBox, BoxError, Owner
 from g4debug.findings.record import Evidence, Location, PageEvent
 from g4debug.hooking.hooks import Order
@@ -28,6 +30,7 @@ from g4debug.tracers.flight_recorder.request_events import RequestEvents
 from g4debug.trapping.describe import Describer
 
 LIMIT = "a scheduler that is killed leaves no dump"
+DISK = 5.0  # seconds that the disk of the dump folder may take to make a box
 STATUS_NS = 10**9  # between two notes of what was checked
 # What a dump has that changes from step to step, that a finding brings, or that is not plain.
 ELSEWHERE = (
@@ -79,7 +82,7 @@ class Boxing:
             folder=os.path.abspath(context.settings.debug_dir),
         )
         try:
-            self.box = BlackBox(owner)
+            self.box = self._beside(owner) or BlackBox(owner)
         except BoxError as e:
             context.limit(LIMIT, str(e))
             return
@@ -96,6 +99,40 @@ class Boxing:
         context.trap.left = self.left
         if context.ledger is not None:
             context.ledger.log.also = self.event
+
+    def _beside(self, owner: Owner) -> BlackBox | None:
+        """A box in the folder of the dumps, if it is asked for and can be there."""
+        settings, lock = self.context.settings, threading.Lock()
+        if settings.black_box != "dumps":
+            return None
+        folder, kept, given_up = Path(owner.folder), list[BlackBox](), list[bool]()
+
+        def make() -> None:
+            folder.mkdir(parents=True, exist_ok=True)
+            kind = file_systems.kind(folder)
+            if kind not in file_systems.HOLDING:
+                raise BoxError(
+                    f"{folder} lies on {kind or 'an unknown file system'}, and a box only on "
+                    f"{', '.join(file_systems.HOLDING)}: there all see whether its process lives"
+                )
+            box = BlackBox(owner, folder, beside=True)
+            with lock:
+                if given_up:  # a disk has answered too late: nobody will write to this one
+                    box.remove()
+                else:
+                    kept.append(box)
+
+        problem: Exception | str = ""
+        try:
+            patience.within(folder, make, DISK)
+        except (BoxError, OSError, patience.HungDiskError) as e:
+            problem = e
+        with lock:
+            given_up.append(True)
+            if kept:
+                return kept[0]
+        self.context.limit("the black box lies in /dev/shm, not in the dump folder", str(problem))
+        return None
 
     def tell(self, *args: Any, **kwargs: Any) -> None:
         """Write what a dump has beside steps and events. It has changed, or may have."""

@@ -17,6 +17,7 @@ import os
 import re
 import shutil
 import stat
+import time
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
@@ -28,6 +29,7 @@ _PART = re.compile(r"(%[hpt])")
 ENABLE = "CUDA_ENABLE_COREDUMP_ON_EXCEPTION"
 FLAGS = "CUDA_COREDUMP_GENERATION_FLAGS"
 FILE = "CUDA_COREDUMP_FILE"
+LIGHTWEIGHT = "CUDA_ENABLE_LIGHTWEIGHT_COREDUMP"  # what older drivers have in place of the flags
 OURS = "g4debug-core-"
 SUFFIX = ".nvcudmp"
 # Registers, stacks and code, but no memory: some 5 to 300 MB. With skip_abort the process goes on,
@@ -37,6 +39,8 @@ LIGHT = (
     "skip_constbank_memory,skip_abort"
 )
 MOST = 16  # of our core dumps that are kept in a folder: those of one crash of 16 ranks
+LARGEST = 2 << 30  # bytes of one of ours; the driver would go on to write until the disk is full
+NEW = 60.0  # seconds in which a core dump may still be written, or read by the rank that it is of
 ROOM = 4 << 30  # bytes that must be free there
 SECONDS = 5.0  # seconds that its disk may take to answer
 # One of CUDA 12.2 does not know the flags: it would write all of the device's memory, and abort.
@@ -52,11 +56,13 @@ def arm(environ: MutableMapping[str, str], mode: str, folder: Path) -> None:
     mode: see ``G4DEBUG_CORE``. folder: of the dumps; it is made by :func:`prepare`.
     """
     if is_ours(environ):  # of the process that started this one; its folder may be another
-        for name in (ENABLE, FLAGS, FILE):
+        for name in (ENABLE, FLAGS, FILE, LIGHTWEIGHT):
             environ.pop(name, None)
-    if mode == "off" or _is_taken(environ) or why_not(folder):
+    if mode == "off" or _is_taken(environ) or why_not(folder, forced=mode == "force"):
         return
     environ[ENABLE], environ[FLAGS] = "1", LIGHT
+    if too_old():
+        environ[LIGHTWEIGHT] = "1"
     environ[FILE] = os.path.abspath(folder / f"{OURS}%h-{_place()}-%p-%t{SUFFIX}")
 
 
@@ -74,6 +80,58 @@ def _place() -> str:
     return hashlib.sha256("\n".join(known).encode(errors="replace")).hexdigest()[:8]
 
 
+class LargeError(Exception):
+    """A core dump of ours is larger than any that was seen. path: of the file."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        super().__init__(
+            f"the CUDA core dump {path} had {size >> 20:,} MiB, and at most "
+            f"{LARGEST >> 20:,} are expected of one without memory of the device"
+        )
+        self.path = path
+
+
+def refuse_large(environ: Mapping[str, str], core: Path) -> None:
+    """Raise LargeError for a core dump of ours above the limit. One of the user's may be larger."""
+    if is_ours(environ):
+        with contextlib.suppress(OSError):
+            size = core.stat().st_size
+            if size > LARGEST:
+                raise LargeError(core, size)
+
+
+def remove(environ: Mapping[str, str], core: Path, seconds: float, grows: bool = False) -> bool:
+    """Remove a core dump if it is one of ours; True if that was done.
+
+    seconds: that its disk may take. grows: the driver may still write it. Then it is emptied first,
+    because a file that is open keeps its disk space though it has no name any more.
+    """
+    if is_ours(environ):
+        with contextlib.suppress(OSError, patience.HungDiskError):
+            return patience.within(core.parent, lambda: _remove(core, grows), seconds)
+    return False
+
+
+def _remove(core: Path, grows: bool) -> bool:
+    if not _is_mine(core):
+        return False
+    if grows:
+        file = os.open(core, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            os.ftruncate(file, 0)
+        finally:
+            os.close(file)
+    core.unlink(missing_ok=True)
+    return True
+
+
+def _is_mine(core: Path) -> bool:
+    """True for a file of this user with a name of ours; a link to one is none."""
+    named = core.name.startswith(OURS) and core.name.endswith(SUFFIX)
+    status = os.lstat(core)
+    return named and stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
+
+
 def prepare(environ: Mapping[str, str], folder: Path) -> None:
     """Make the folder, which the driver does not, and remove older core dumps of ours there."""
     if is_ours(environ):
@@ -83,9 +141,14 @@ def prepare(environ: Mapping[str, str], folder: Path) -> None:
 
 def _prepare(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    cores = sorted(folder.glob(f"{OURS}*{SUFFIX}"), key=lambda path: _time(str(path)))
-    for old in cores[: max(0, len(cores) - MOST)]:
-        old.unlink(missing_ok=True)  # each rank does this, at the same time
+    now, mine = time.time(), []
+    for core in folder.glob(f"{OURS}*{SUFFIX}"):
+        with contextlib.suppress(OSError):  # each rank does this, at the same time
+            if _is_mine(core):
+                mine.append((_time(str(core)), core))
+    for written, old in sorted(mine)[: max(0, len(mine) - MOST)]:
+        if now - written > NEW:  # of another crash: the other ranks of this one may still read
+            old.unlink(missing_ok=True)
 
 
 def is_ours(environ: Mapping[str, str]) -> bool:
@@ -94,14 +157,14 @@ def is_ours(environ: Mapping[str, str]) -> bool:
 
 
 def _is_taken(environ: Mapping[str, str]) -> bool:
-    return any(name in environ for name in (ENABLE, FLAGS, FILE))
+    return any(name in environ for name in (ENABLE, FLAGS, FILE, LIGHTWEIGHT))
 
 
-def why_not(folder: Path) -> str:
-    """Why no core dump can be written there, '' if one can."""
-    old = _too_old()
-    if old:
-        return old
+def why_not(folder: Path, forced: bool = False) -> str:
+    """Why no core dump can be written there, '' if one can. forced: with any driver."""
+    old = too_old()
+    if old and not forced:
+        return f"{old}; G4DEBUG_CORE=force switches them on all the same"
     there = folder.absolute()
     if "%" in str(there):
         return f"the driver would replace the % in {there}"
@@ -139,7 +202,7 @@ def _is_strangers(path: Path) -> bool:
     return parent & anybody == anybody and os.lstat(path).st_uid not in (0, os.geteuid())
 
 
-def _too_old() -> str:
+def too_old() -> str:
     """Why the driver may not know the flags, '' if it does, or if there is none."""
     try:
         found = _BRANCH.search(DRIVER.read_text())
@@ -151,8 +214,8 @@ def _too_old() -> str:
         return ""
     is_ = f"is {found[1]}" if found else "is not known"
     return (
-        f"the version of the GPU's driver {is_}: one before {OLDEST} may write all of the device's "
-        f"memory, and abort; set {ENABLE}, {FLAGS} and {FILE} yourself if it does not"
+        f"the version of the GPU's driver {is_}: core dumps were never run with one before "
+        f"{OLDEST}, which may write all of the device's memory, and abort the process"
     )
 
 

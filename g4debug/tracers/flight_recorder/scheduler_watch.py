@@ -73,7 +73,9 @@ class SchedulerWatch:
         try:
             with self.lock:
                 try:
-                    box_dumps.collect(folder, f"the next server (pid {self.pid})")
+                    box_dumps.collect(
+                        folder, f"the next server (pid {self.pid})", self._beside() is not None
+                    )
                 except (
                     Exception
                 ):  # of an earlier launch; those of this one are watched all the same
@@ -133,7 +135,7 @@ class SchedulerWatch:
         who = f"the server's main process (pid {self.pid})"
         maker = Maker(who, end, now, oom_kills=before)
         for _ in range(TRIES):
-            busy = [path for path in black_box.paths() if not self._made(path, pid, maker)]
+            busy = [path for path in self._paths() if not self._made(path, pid, maker)]
             if not busy or launch_memory.is_alive(pid):
                 break
             time.sleep(0.05)  # somebody else looks at it
@@ -182,6 +184,15 @@ class SchedulerWatch:
         if self.context.settings.core != "off" and coredump.is_enabled(os.environ):
             core_autopsy.put_into(dump, os.environ, pid, born, wait=False, remove=False)
 
+    def _beside(self) -> Path | None:
+        """The folder of the dumps, if the boxes lie there: else its disk is not asked for them."""
+        settings = self.context.settings
+        return settings.debug_dir if settings.black_box == "dumps" else None
+
+    def _paths(self) -> list[Path]:
+        """The files that may be boxes of this launch, or of another one."""
+        return black_box.everywhere(self._beside())
+
     def before_kill(self, *args: Any, **kwargs: Any) -> None:
         """A process of SGLang's is about to be killed with all that it has started."""
         target = args[0] if args else kwargs.get("parent_pid")
@@ -189,7 +200,7 @@ class SchedulerWatch:
             target = os.getpid()
         if target == self.pid:
             self._settle()
-        for path in black_box.paths():
+        for path in self._paths():
             with black_box.opened(path) as box:
                 if box is None or box.dead or target not in (box.owner.server, box.owner.pid):
                     continue

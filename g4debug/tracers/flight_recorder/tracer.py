@@ -148,8 +148,16 @@ class FlightRecorder:
                 "add skip_abort to CUDA_COREDUMP_GENERATION_FLAGS to have both",
             )
         elif settings.core != "off" and coredump.ENABLE not in os.environ:
-            why = coredump.why_not(settings.debug_dir) or "one of its variables was set before"
+            forced = settings.core == "force"
+            why = coredump.why_not(settings.debug_dir, forced) or (
+                "one of its variables was set before"
+            )
             self.context.limit("a CUDA error leaves no CUDA core dump", why)
+        elif coredump.is_ours(os.environ) and (old := coredump.too_old()):
+            self.context.limit(
+                "whether a CUDA error leaves an exception, and a CUDA core dump, is not known",
+                f"{old}; G4DEBUG_CORE=force has switched them on",
+            )
 
     def watch_others(self, *args: Any, **kwargs: Any) -> None:
         coredump.prepare(os.environ, self.context.settings.debug_dir)
@@ -180,12 +188,12 @@ class FlightRecorder:
         self.watch.stop()
 
     def _on_exception(self, site: str) -> None:
-        error = sys.exception()
+        error, began = sys.exception(), time.monotonic()
         if error is None or _reported(error):
             return
         first = self.others.first()
         if first is not None:
-            self._tell_other_rank(first, error)
+            self._tell_other_rank(first, error, began)
             return
         self.others.ending = True
         asserted = self._asserted(error)
@@ -204,13 +212,13 @@ class FlightRecorder:
             evidence = None
         path = trap.report_end(found, evidence)
         trap.stop(found, path)
-        self._look_into_core(error, path)
+        self._look_into_core(error, path, began)
 
     def on_other_rank(self, first: Seat) -> None:
         """Another rank has stopped: save what this one has. Runs in a thread that waits for it."""
-        self._tell_other_rank(first, None)
+        self._tell_other_rank(first, None, time.monotonic())
 
-    def _tell_other_rank(self, first: Seat, error: BaseException | None) -> None:
+    def _tell_other_rank(self, first: Seat, error: BaseException | None, began: float) -> None:
         """Write the dump of a rank that found nothing, once. error: what it then died of."""
         with self.telling:
             if self.told:
@@ -220,10 +228,10 @@ class FlightRecorder:
             trap = self.context.trap
             path = trap.report_end(found)
             trap.stop(found, path)
-            self._look_into_core(error, path)
+            self._look_into_core(error, path, began)
 
-    def _look_into_core(self, error: BaseException | None, path: Path | None) -> None:
-        """Put what the CUDA core dump says into the dump of a CUDA error."""
+    def _look_into_core(self, error: BaseException | None, path: Path | None, began: float) -> None:
+        """Put what the CUDA core dump says into the dump of a CUDA error, which came at began."""
         settings = self.context.settings
         if error is None or path is None or settings.core == "off" or not finding.is_cuda(error):
             return
@@ -236,6 +244,7 @@ class FlightRecorder:
             self.armed_at,
             wait=not settings.cpu,
             remove=self._removes_core(),
+            began=began,
         )
 
     def _asserted(self, error: BaseException) -> Asserted | None:
@@ -298,7 +307,7 @@ class FlightRecorder:
         """True if a core dump of ours goes. With --crash-dump-folder the user has asked for it."""
         args = getattr(self.recorder.scheduler, "server_args", None)
         asked = server_argument(args, "crash_dump_folder")
-        return self.context.settings.core == "autopsy" and not asked
+        return self.context.settings.removes_cores and not asked
 
     def on_sigterm(self, number: int = signal.SIGTERM) -> None:
         """Write a dump if the scheduler hangs. Runs in the watcher's thread, which then kills."""

@@ -34,7 +34,7 @@ WHO = "the server's main process (pid 1)"
 def folder(tmp_path, monkeypatch):
     """Boxes are made there, and dumps in its folder ``dumps``."""
     (tmp_path / "boxes").mkdir()
-    monkeypatch.setattr(black_box.BlackBox.__init__, "__defaults__", (tmp_path / "boxes",))
+    monkeypatch.setattr(black_box.BlackBox.__init__, "__defaults__", (tmp_path / "boxes", False))
     monkeypatch.setattr(black_box.paths, "__defaults__", (tmp_path / "boxes",))
     return tmp_path
 

@@ -13,8 +13,10 @@ from types import SimpleNamespace
 import pytest
 
 from g4debug.dumps import patience
-from g4debug.tracers.flight_recorder import core_autopsy, coredump
-from g4debug.tracers.flight_recorder.coredump import ENABLE, FILE, FLAGS, LIGHT
+from g4debug.settings import Settings
+from g4debug.tracers.flight_recorder import core_autopsy, coredump, tracer
+from g4debug.tracers.flight_recorder.coredump import ENABLE, FILE, FLAGS, LIGHT, LIGHTWEIGHT
+from g4debug.tracers.flight_recorder.tracer import FlightRecorder
 
 SAYS = """
 import json, pathlib, sys
@@ -84,6 +86,50 @@ def test_a_driver_that_may_not_know_the_flags_is_told_nothing(
         assert armed(tmp_path / "dumps")
 
 
+@pytest.fixture
+def old_driver(tmp_path, monkeypatch):
+    (driver := tmp_path / "version").write_text("NVRM Kernel Module  535.183.01  Sun May 12")
+    monkeypatch.setattr(coredump, "DRIVER", driver)
+
+
+def test_an_old_driver_is_told_by_force_alone(tmp_path, old_driver, monkeypatch):
+    for mode in ("autopsy", "keep"):
+        assert armed(tmp_path, mode) == {}
+    assert "G4DEBUG_CORE=force switches them on" in coredump.why_not(tmp_path)
+    found = armed(tmp_path, "force")
+    assert (found[ENABLE], found[FLAGS], found[LIGHTWEIGHT]) == ("1", LIGHT, "1")
+    assert armed(tmp_path, "off", **found) == {}
+    usage = coredump.shutil.disk_usage(tmp_path)._replace(free=1 << 30)
+    monkeypatch.setattr(coredump.shutil, "disk_usage", lambda path: usage)
+    assert armed(tmp_path, "force") == {}  # force is of the driver, and of nothing else
+
+
+def test_where_the_driver_is_new_force_is_as_the_default(tmp_path):
+    assert armed(tmp_path, "force") == armed(tmp_path)
+    for mode, removes in (("autopsy", True), ("force", True), ("keep", False), ("off", False)):
+        assert Settings(core=mode).removes_cores == removes
+
+
+@pytest.mark.parametrize(
+    ("mode", "said"),
+    [
+        ("force", "were never run with one before 580, which may write all of the device's memory"),
+        ("autopsy", "G4DEBUG_CORE=force switches them on all the same"),
+        ("off", ""),
+    ],
+)
+def test_what_an_old_driver_leaves_is_told_at_start(tmp_path, old_driver, monkeypatch, mode, said):
+    limits: list[str] = []
+    context = SimpleNamespace(
+        settings=Settings(core=mode, debug_dir=tmp_path),
+        limit=lambda what, why: limits.append(f"{what}: {why}"),
+    )
+    monkeypatch.setattr(os, "environ", armed(tmp_path, mode))
+    FlightRecorder._tell_core_dumps(SimpleNamespace(context=context))
+    assert len(limits) == bool(said)
+    assert said in "".join(limits)
+
+
 def test_a_folder_that_cannot_be_looked_into_does_not_stop_the_server(tmp_path, monkeypatch):
     def refuses(path):
         raise PermissionError(13, "Permission denied")
@@ -107,7 +153,7 @@ def test_a_disk_that_hangs_does_not_keep_the_server_from_starting(tmp_path, monk
     released.set()
 
 
-@pytest.mark.parametrize("name", [ENABLE, FLAGS, FILE])
+@pytest.mark.parametrize("name", [ENABLE, FLAGS, FILE, LIGHTWEIGHT])
 def test_what_somebody_has_set_stays(tmp_path, name):
     assert armed(tmp_path, **{name: "mine"}) == {name: "mine"}
 
@@ -147,21 +193,102 @@ def test_a_folder_that_a_stranger_has_made_in_tmp_gets_none(tmp_path, monkeypatc
     assert coredump.why_not(dumps) == ""
 
 
-def test_few_are_kept(tmp_path):
+def many(folder: Path, age: float) -> list[Path]:
+    """Four core dumps of ours more than are kept, so many seconds old, the oldest first."""
+    cores = [folder / f"g4debug-core-h-{n}-1.nvcudmp" for n in range(coredump.MOST + 4)]
+    for n, core in enumerate(cores):
+        core.write_text("core")
+        os.utime(core, (0, time.time() - age + n / 1000))
+    return cores
+
+
+def test_few_are_kept(tmp_path, monkeypatch):
     found = armed(tmp_path)
-    for n in range(coredump.MOST + 4):
-        (tmp_path / f"g4debug-core-h-{n}-1.nvcudmp").write_text("core")
     (tmp_path / "core.of.others").write_text("core")
+    (tmp_path / "g4debug-core-link.nvcudmp").symlink_to("core.of.others")
+    cores = many(tmp_path, coredump.NEW + 60)
+    coredump.prepare({FILE: "mine"}, tmp_path)
+    assert all(core.exists() for core in cores)  # these are not of this server's making
     coredump.prepare(found, tmp_path)
-    assert len(list(tmp_path.glob("g4debug-core-*"))) == coredump.MOST
+    assert [core.exists() for core in cores] == [False] * 4 + [True] * coredump.MOST
     assert (tmp_path / "core.of.others").exists()
+    assert (tmp_path / "g4debug-core-link.nvcudmp").is_symlink()
+    cores, me = many(tmp_path, coredump.NEW + 60), os.geteuid()
+    monkeypatch.setattr(coredump.os, "geteuid", lambda: me + 1)
+    coredump.prepare(found, tmp_path)
+    assert all(core.exists() for core in cores)  # nor these, of another user
+
+
+def test_those_of_the_same_crash_stay_for_the_ranks_that_read_them(tmp_path):
+    found = armed(tmp_path)
+    cores = many(tmp_path, coredump.NEW / 4)
+    coredump.prepare(found, tmp_path)
+    assert all(core.exists() for core in cores)
+
+
+def test_older_ones_go_after_a_crash_too(tmp_path, says):
+    says(SAYS)
+    environ = armed(tmp_path)
+    cores = many(tmp_path, coredump.NEW + 60)
+    of(environ).write_bytes(b"core")
+    run(tmp_path, environ, remove=False)
+    assert [core.exists() for core in cores] == [False] * 5 + [True] * (coredump.MOST - 1)
+    assert of(environ).exists()
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_one_that_is_too_large_is_removed_while_it_is_written(
+    tmp_path, says, monkeypatch, caplog, ours
+):
+    """The driver holds it open, and writes on."""
+    says(SAYS)
+    monkeypatch.setattr(coredump, "LARGEST", 1 << 20)
+    environ = armed(tmp_path) if ours else {ENABLE: "1", FILE: str(tmp_path / "mine.%p")}
+    core, ended = of(environ), threading.Event()
+    file = core.open("wb", buffering=0)
+    file.write(b"core")
+
+    def write():
+        for _ in range(10_000):
+            file.write(bytes(100_000))
+            if ended.wait(0.02):
+                return
+
+    writer = threading.Thread(target=write)
+    monkeypatch.setattr(core_autopsy, "WRITTEN", 5 if not ours else 300)
+    monkeypatch.setattr(core_autopsy, "LIMIT", 300)
+    writer.start()
+    begin = time.monotonic()
+    try:
+        run(tmp_path, environ, remove=False)
+    finally:
+        ended.set()
+        writer.join()
+    assert core.exists() != ours
+    assert not (tmp_path / "dump").exists()
+    if ours:
+        assert "MiB, and at most 1 are expected" in caplog.text
+        assert "it was removed" in caplog.text
+        assert time.monotonic() - begin < 200
+        # What was written before is given back, though the file is still open: it was emptied.
+        assert os.fstat(file.fileno()).st_blocks * 512 < coredump.LARGEST
+    file.close()
+
+
+def test_what_only_looks_like_ours_is_not_removed(tmp_path):
+    environ = armed(tmp_path)
+    (other := tmp_path / "other").write_text("mine")
+    of(environ).symlink_to(other)
+    for core in (of(environ), other):
+        coredump.remove(environ, core, 60, grows=True)
+        assert core.exists()
+    assert other.read_text() == "mine"
 
 
 def test_ranks_that_remove_the_same_old_ones_do_not_disturb_each_other(tmp_path, monkeypatch):
     """Another rank has just removed the first of them."""
     found = armed(tmp_path)
-    for n in range(coredump.MOST + 4):
-        (tmp_path / f"g4debug-core-h-{n}-1.nvcudmp").write_text("core")
+    many(tmp_path, coredump.NEW + 60)
     unlink, gone = Path.unlink, []
 
     def first(path, missing_ok=False):
@@ -248,7 +375,7 @@ def test_a_name_of_the_users_must_have_this_host(tmp_path, monkeypatch, name):
 )
 def test_without_an_autopsy_everything_stays(tmp_path, says, monkeypatch, caplog, code, why):
     says(code)
-    monkeypatch.setattr(core_autopsy.autopsy, "__defaults__", (1.0,))
+    monkeypatch.setattr(core_autopsy, "SECONDS", 1.0)
     environ = armed(tmp_path)
     core = of(environ)
     core.write_bytes(b"core")
@@ -257,6 +384,47 @@ def test_without_an_autopsy_everything_stays(tmp_path, says, monkeypatch, caplog
     assert why in caplog.text
     assert core.exists()
     assert (tmp_path / "dump").read_text() == "as it was"
+
+
+SLOWLY = """
+import sys, time
+time.sleep(float(sys.argv[1]))
+sys.exit("g4debug: it is cut off")
+"""
+
+
+@pytest.mark.parametrize(
+    ("each", "why"), [(600, "it took more than"), (0.5, "had not written all of it")]
+)
+def test_all_of_it_has_one_limit(tmp_path, says, monkeypatch, caplog, each, why):
+    """A core dump that appears, is half of one, and is read again and again, each time slowly."""
+    says(SLOWLY)
+    monkeypatch.setattr(core_autopsy, "COMMAND", (*core_autopsy.COMMAND, str(each)))
+    for name, seconds in (("SECONDS", 600), ("WRITTEN", 600), ("APPEARS", 600), ("LIMIT", 8)):
+        monkeypatch.setattr(core_autopsy, name, seconds)
+    environ = armed(tmp_path)
+    of(environ).write_bytes(b"co")
+    begin = time.monotonic()
+    run(tmp_path, environ)
+    assert time.monotonic() - begin < 60
+    assert why in caplog.text
+    assert f"Later, run: g4debug autopsy --write {of(environ)} {tmp_path / 'dump'}" in caplog.text
+    of(environ).unlink()
+    run(tmp_path, environ)
+    assert time.monotonic() - begin < 90
+    assert "no CUDA core dump began to appear" in caplog.text
+
+
+def test_the_limit_counts_from_the_error(tmp_path, says, monkeypatch, caplog):
+    """Writing the dump had taken all of it."""
+    says(SAYS)
+    environ = armed(tmp_path)
+    of(environ).write_bytes(b"core")
+    run(tmp_path, environ, began=time.monotonic() - core_autopsy.LIMIT)
+    assert "no autopsy of CORE: the time behind the error is over. Later, run:" in caplog.text
+    assert not (tmp_path / "dump").exists()
+    assert core_autopsy.LIMIT == 30  # what the documentation says
+    assert core_autopsy.APPEARS + core_autopsy.WRITTEN + core_autopsy.DISK < core_autopsy.LIMIT
 
 
 HALVES = """
@@ -286,6 +454,7 @@ def test_a_core_dump_that_is_still_written_is_read_again(
 
     monkeypatch.setattr(core_autopsy, "autopsy", autopsy)
     monkeypatch.setattr(core_autopsy, "WRITTEN", 600 if finishes else 3)
+    monkeypatch.setattr(core_autopsy, "LIMIT", 600)
     run(tmp_path, environ)
     assert "it is cut off" in refused[0]
     assert (tmp_path / "dump").exists() == finishes
@@ -366,5 +535,38 @@ def test_where_there_is_none_nobody_waits_for_long(tmp_path, monkeypatch, caplog
     core.write_text("")  # it is never written
     run(tmp_path, armed(tmp_path))
     assert time.monotonic() - begin < 60
-    assert f"had not written all of {core}" in caplog.text
+    assert f"no autopsy of {core}: the driver had not written all of it" in caplog.text
     assert f"g4debug autopsy --write {core} {tmp_path / 'dump'}" in caplog.text
+
+
+def test_a_scheduler_that_dies_counts_from_its_error_not_from_its_dump(tmp_path, monkeypatch):
+    """The dump is written in between, to a disk that may be slow."""
+    error = RuntimeError("CUDA error: an illegal memory access was encountered")
+    began: list[float] = []
+    monkeypatch.setattr(os, "environ", {ENABLE: "1"})
+    monkeypatch.setattr(core_autopsy, "put_into", lambda *args, **how: began.append(how["began"]))
+
+    def report_end(found, evidence):
+        time.sleep(1)
+        return tmp_path / "dump"
+
+    trap = SimpleNamespace(report_end=report_end, stop=lambda found, path: None)
+    context = SimpleNamespace(settings=Settings(), trap=trap)
+    died = SimpleNamespace(
+        context=context,
+        others=SimpleNamespace(first=lambda: None, ending=False),
+        recorder=SimpleNamespace(scheduler=None),
+        armed_at=0.0,
+        complete=None,
+        _asserted=lambda error: None,
+        _lookups=lambda found: (),
+        _innocence=None,
+    )
+    died._look_into_core = lambda *args: FlightRecorder._look_into_core(died, *args)
+    monkeypatch.setattr(tracer.finding, "of_exception", lambda *args: None)
+    begin = time.monotonic()
+    try:
+        raise error
+    except RuntimeError:
+        FlightRecorder._on_exception(died, "scheduler.run_event_loop")
+    assert 0 <= began[0] - begin < 1
