@@ -72,6 +72,16 @@ def test_lanes_that_point_into_two_buffers_tell_neither():
     assert found.inside == 0
 
 
+def test_where_the_instruction_is_not_known_the_nearest_buffer_is_a_guess():
+    """The address of a page of K is one of V, too, where the two lie beside each other."""
+    found = vote(access=None)
+    assert not found.exact
+    assert not found.sure
+    assert found.base.buffer is V
+    assert [p.buffer for p in found.rivals] == [K]
+    assert K.page_at(found.address)[0] == 60_000
+
+
 def test_a_segment_of_which_only_the_place_is_known_is_mapped():
     """The registers have moved on to another buffer, whose segment had no room in the map."""
     assert vote().address == BAD

@@ -3,9 +3,9 @@
 Recorded from ``tests/gpu/serve_shared_prefixes.py``: 400 requests, and 250 of which one meets the
 fault ``cached-page-alias``; and from ``repro/soak.py``: 2,000 requests each, of which the first
 steps are replayed here. "tp2" was recorded with two tensor-parallel ranks, "real-pools" on a H200
-in pools of 262,144 tokens (``--tokens 262144 --together 64 --longest 6000 --requests 300``). Those in
-``h200`` are dumps of SGLang's own bugs, from a H200: cases of the history suite. What a replay does
-not need, such as environment variables with paths, was taken out of the dumps.
+in pools of 262,144 tokens (``--tokens 262144 --together 64 --longest 6000 --requests 300``). Those
+in ``h200`` are dumps of SGLang's own bugs, from a H200: cases of the history suite. What a replay
+does not need, such as environment variables with paths, was taken out of the dumps.
 """
 
 from __future__ import annotations
