@@ -17,7 +17,8 @@ what disarms a tracer, and what is false. Each case is a line of ``cases.jsonl``
 
 With ``--narrow`` the servers' SWA pools are smaller than two chunks, and half of them run without
 the fixes, so that some of them stand. Bad is a request that stands and is not told as ``hang`` or
-``starved``, and a server that is accused although each request got its answer.
+``starved``, one that stands with the fixes, and a server that is accused although each request got
+its answer. If fewer than one in five servers stood, the run proves nothing, and fails.
 
 With ``--out FILE`` the result is written as a page, too.
 
@@ -40,7 +41,7 @@ from harness.replays import replayed
 from harness.tracers import accuses
 from harness.verdicts import not_completed
 from rich.console import Console
-from suites.fuzz import corrupt, narrow, page
+from suites.fuzz import corrupt, narrow, narrow_draw, page
 from suites.fuzz.draw import Shape, draw, model_of
 from suites.healthy.run import FAILED, checked_of, counts, launch
 
@@ -64,7 +65,10 @@ GOOD, BAD, NOTHING = "good", "bad", "proves nothing"
 def main() -> int:
     parser = Parser(__doc__)
     parser.model(ANY)
-    what = f"the seed of the first server (default: 1; with --corrupt {corrupt.FIRST})"
+    what = (
+        f"the seed of the first server (default: 1; with --corrupt {corrupt.FIRST}, "
+        f"with --narrow {narrow_draw.FIRST})"
+    )
     parser.add_argument("--first", type=int, metavar="SEED", help=what)
     parser.number("--servers", "how many servers", SERVERS, type=at_least(1))
     what = "strike healthy servers, and look if the tracers tell it"
@@ -80,29 +84,26 @@ def main() -> int:
     console = Console(highlight=False)
     first = args.first
     if first is None:
-        first = corrupt.FIRST if args.corrupt else 1
-    if args.corrupt:
+        first = corrupt.FIRST if args.corrupt else narrow_draw.FIRST if args.narrow else 1
+    if args.corrupt or args.narrow:
+        run, count = (corrupt.run, args.runs) if args.corrupt else (narrow.run, args.servers)
         with logs("fuzz", console, "Logs and dumps are in:", given=args.results) as kept:
-            kept.good = corrupt.run(console, first, args.runs, kept.folder, args.out)
+            kept.good = run(console, first, count, kept.folder, args.out)
         return kept.status
     seeds, every = range(first, first + args.servers), list[page.Server]()
     found = {GOOD: 0, BAD: 0, NOTHING: 0}
     with logs("fuzz", console, "Logs and dumps are in:", given=args.results) as kept:
         for seed in seeds:
             folder = kept.folder / str(seed)
-            if args.narrow:
-                good, text, seconds = narrow.one(seed, folder)
-                verdict, title = GOOD if good else BAD, narrow.words(seed)
-            else:
-                model = model_of(seed) if args.model == ANY else args.model
-                verdict, text, seconds = one(seed, folder, model)
-                title = draw(seed, model).words
+            model = model_of(seed) if args.model == ANY else args.model
+            verdict, text, seconds = one(seed, folder, model)
+            title = draw(seed, model).words
             found[verdict] += 1
             every.append(page.Server(seed, title, verdict, text))
             render.block(console, Block(str(seed), verdict != BAD, text, title, seconds))
         render.say(console, ", ".join(f"{n} {verdict}" for verdict, n in found.items()) + ".")
         if args.out:
-            page.servers(args.out, "--narrow" if args.narrow else "", seeds, every)
+            page.servers(args.out, seeds, every)
             render.for_copying(console, "The page is in:", str(args.out))
         kept.good = found[GOOD] > 0 and not found[BAD]
     return kept.status

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from g4debug import cpu
+from harness.warm import warm as warm_processes
 
 CHILD = Path(__file__).with_name("child.py")
 UP = "g4debug-repro: engine up"
@@ -171,13 +172,15 @@ def run_child(
     last_words: str = "",
     python: Sequence[str] = (),
     start: float = 0.0,
+    warm: bool = False,
 ) -> Outcome:
     """Run a child with ``environment`` on top of ours; wait at most ``timeout`` seconds.
 
     It leaves ``name.log`` and its result, ``name.json``, in ``folder``. start: if given, the child
     has so many seconds until its engine is up, and ``timeout`` from then on. last_words: once this
     is in the log, the child has ``GRACE`` seconds to end. A scheduler that dies while it is idle
-    may leave SGLang's main process waiting for it for ever. Raises Stopped.
+    may leave SGLang's main process waiting for it for ever. warm: on the CPU engine, it is forked
+    from a process that has SGLang's imports behind it. Raises Stopped.
     """
     folder.mkdir(parents=True, exist_ok=True)
     result = folder / f"{name}.json"
@@ -189,7 +192,8 @@ def run_child(
         base = cpu.environment(base)
     begin = time.monotonic()
     phase, end, status = "starting", begin + (start or timeout), None
-    with log.open("wb") as sink, group(command, {**base, **environment}, sink) as process:
+    begun = warm_group if warm else group
+    with log.open("wb") as sink, begun(command, {**base, **environment}, sink) as process:
         while status is None and time.monotonic() < end:
             go_on()
             if phase == "starting" or last_words:  # else nothing is looked for, and logs are long
@@ -204,6 +208,21 @@ def run_child(
                 status = process.wait(timeout=0.5)
     data = json.loads(result.read_text()) if result.is_file() else {}
     return Outcome(name, status, time.monotonic() - begin, log, data)
+
+
+@contextmanager
+def warm_group(
+    command: list[str], environment: Mapping[str, str], sink: Any
+) -> Iterator[warm_processes.Process]:
+    """The same of :mod:`harness.warm.warm`. The group ends with this script, even by SIGKILL."""
+    go_on()
+    process = warm_processes.start(tuple(command[1:]), environment, sink.fileno())
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait(GRACE)
 
 
 @contextmanager

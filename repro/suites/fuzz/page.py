@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness.pages import fill
 
 from suites.fuzz.corrupt_variant import COMMON, SERVERS
 from suites.fuzz.corruption import Corruption
 from suites.fuzz.grade import BAD, SOON, TOLD, VERDICTS, Grade
+
+if TYPE_CHECKING:
+    from suites.fuzz.narrow import Seen
 
 # What becomes of "told", by how late it was.
 TOLD_IN = ("told in the same step", "one step late", "later, as allowed")
@@ -62,11 +66,34 @@ def corruptions(out: Path, seeds: range, cases: Sequence[Case], unsound: dict[st
     out.write_text(text)
 
 
-def servers(out: Path, option: str, seeds: range, found: Sequence[Server]) -> None:
-    """Write the page of the servers that were drawn. option: by which, '' for healthy ones."""
+def narrow(
+    out: Path, seeds: range, found: Sequence[Seen], said: str, hang: int, stands: float
+) -> None:
+    """Write the page of ``--narrow``. said: the whole run, in sentences."""
+    bare = [it for it in found if not it.fixed]
+    text = fill(
+        Path(__file__).with_name("narrow.md.j2"),
+        seeds=seeds,
+        said=said,
+        hang=hang,
+        stands=stands,
+        found=found,
+        reasons=dict(Counter(_stood_by(it) for it in bare).most_common()),
+    )
+    out.write_text(text)
+
+
+def _stood_by(it: Seen) -> str:
+    """Why a server stood, or that it did not."""
+    if not it.stood:
+        return "nobody stood" if it.good else "bad, and nobody stood"
+    return f"some stood: {it.reason or 'not told'}"
+
+
+def servers(out: Path, seeds: range, found: Sequence[Server]) -> None:
+    """Write the page of the healthy servers that were drawn."""
     text = fill(
         Path(__file__).with_name("servers.md.j2"),
-        option=option,
         seeds=seeds,
         found=found,
         counts={

@@ -95,13 +95,14 @@ def launch(
     armed: bool,
     folder: Path,
     timeout: float,
+    warm: bool = False,
 ) -> Outcome:
-    """Run a child with every tracer or with none. It leaves its log."""
+    """Run a child with every tracer or with none. It leaves its log. warm: see ``run_child``."""
     if armed:
         environ = {**tracing(folder), **environ}  # a group may have limits of its own
         forget(folder)
     name = "armed" if armed else "plain"
-    return run_child(name, module, arguments, environ, folder, timeout)
+    return run_child(name, module, arguments, environ, folder, timeout, warm=warm)
 
 
 def forget(folder: Path) -> None:

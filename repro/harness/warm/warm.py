@@ -1,9 +1,10 @@
 """Processes on the CPU engine that are spared SGLang's import, some 4 s of a core for each.
 
 An engine is three processes, which import the same before they do anything else. ``start`` has
-them forked from one that did so (warm_server.py): one for each pytest process, started when it is
-first wanted. That it makes no difference: tests/cpu/test_engine.py, which runs one engine from
-cold beside a warm one and compares what both have imported when SGLang loads its plugins.
+them forked from one that did so (warm_server.py): one for each process that asks, such as pytest,
+started when it is first wanted. That it makes no difference: tests/cpu/test_engine.py, which runs
+one engine from cold beside a warm one and compares what both have imported when SGLang loads its
+plugins.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 ``warm_server.py FD``: FD is a socket on which each message asks for one process. A message is
 JSON (``argv``, ``environ``, ``folder``) and two descriptors: its log, and a pipe that is told the
-process's number and, in the end, its exit status. It ends when the socket is closed.
+process's number and, in the end, its exit status. It ends when the socket is closed, and with it
+all that it forked.
 
 Nothing here replaces what SGLang does: modules are imported as each of its processes imports them
 before it loads its plugins, and no plugin is loaded; only the registry of hooks searches fewer of
@@ -21,10 +22,12 @@ import json
 import os
 import runpy
 import select
+import signal
 import socket
 import sys
 from collections.abc import Callable
 from multiprocessing import util
+from typing import Any
 
 LARGEST = 1 << 18  # bytes of a message: an environment and a command line
 SPARES = 2  # a scheduler and a detokenizer; a third process is started as ever
@@ -37,7 +40,8 @@ def serve(control: socket.socket) -> Role | None:
     """Until the socket is closed. Returns, in each process that it forks, what that one does."""
     living: dict[int, tuple[int, int]] = {}  # by pidfd: the process, its pipe
     while True:
-        ready, _, _ = select.select([control, *living], [], [])
+        watched: list[Any] = [control, *living]
+        ready, _, _ = select.select(watched, [], [])
         for pidfd in living.keys() & set(ready):
             pid, report = living.pop(pidfd)
             status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -49,6 +53,9 @@ def serve(control: socket.socket) -> Role | None:
             continue
         message, (log, report), _, _ = receive(control, 2)
         if not message:
+            for orphan, _ in living.values():
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(orphan, signal.SIGKILL)
             return None
         pid = os.fork()
         if pid == 0:
@@ -67,7 +74,7 @@ def receive(source: socket.socket, count: int) -> tuple[bytes, list[int], int, o
     return message, fds or [-1] * count, flags, address
 
 
-def command(order: dict, log: int, report: int) -> None:
+def command(order: dict[str, Any], log: int, report: int) -> None:
     """A Python script with its arguments, in a session of its own."""
     os.setsid()  # before it is known: who knows it may kill its group
     os.write(report, f"{os.getpid()}\n".encode())
@@ -99,7 +106,7 @@ def command(order: dict, log: int, report: int) -> None:
         its.close()
         return pid
 
-    util.spawnv_passfds = start_or_wake
+    util.spawnv_passfds = start_or_wake  # type: ignore[assignment]
     sys.argv = order["argv"]
     sys.path.insert(0, os.path.dirname(sys.argv[0]))
     runpy.run_path(sys.argv[0], run_name="__main__")
@@ -115,10 +122,10 @@ def spare(source: socket.socket) -> None:
         return
     order = json.loads(message)
     # The pickled process speaks of its descriptors by number.
-    received = [(fd, fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, HIGH)) for fd in received]
-    for fd, _ in received:
+    raised = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, HIGH) for fd in received]
+    for fd in received:
         os.close(fd)
-    for (_, fd), number in zip(received, order["fds"], strict=True):
+    for fd, number in zip(raised, order["fds"], strict=True):
         os.dup2(fd, number)
         os.close(fd)
     settle(order)
@@ -126,7 +133,7 @@ def spare(source: socket.socket) -> None:
     exec(order["code"], {"__name__": "__main__"})
 
 
-def settle(order: dict) -> None:
+def settle(order: dict[str, Any]) -> None:
     """What a new process inherits; PYTHONPATH, which Python reads when it starts."""
     os.chdir(order["folder"])
     os.environ.clear()
