@@ -29,7 +29,7 @@ pytestmark = [
 TRACERS = ", ".join(discovery.names("tracer"))
 NO_FIX = {fix_switch(name): "0" for name in discovery.names("fix")}
 CLONE = Path(__file__).parents[1]
-RUN_CODE = Path(warm.__file__).with_name("run_code.py")
+RUN_CODE = Path(__file__).parent / "support" / "run_code.py"
 CPU = [sys.executable, "-m", "g4debug.cpu"]
 # What each SGLang process does first.
 LOAD = """

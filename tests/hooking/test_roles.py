@@ -14,7 +14,7 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU engine refuses CUDA machines"),
     pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="needs sglang"),
 ]
-RUN_CODE = Path(warm.__file__).with_name("run_code.py")
+RUN_CODE = Path(__file__).parents[1] / "support" / "run_code.py"
 # Where SGLang loads its plugins, the role is printed in their place. What is on the stack by then
 # is SGLang's own.
 ROLES = """
