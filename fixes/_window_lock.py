@@ -2,7 +2,8 @@
 
 From the leaf up, ``SWARadixCache.inc_lock_ref`` locks whole nodes until they cover the window. A
 node of one long prompt is so locked whole, far behind the window. From 0.5.18 on SGLang has another
-prefix cache, which cuts a new leaf there.
+prefix cache, which cuts a new leaf there. Its locks hold whole nodes, too: of a leaf that is shorter
+than the window, behind the last chunk's, the node above it is locked whole.
 """
 
 from __future__ import annotations
@@ -30,6 +31,31 @@ def cut(tree: Any, node: Any) -> bool:
         left -= len(node.value)
         node = node.parent
     return False
+
+
+def relock_unified(tree: Any, request: Any) -> bool:
+    """As :func:`relock`, in the prefix cache of 0.5.21 and later, whether in Python or in Rust.
+
+    It cuts a node where a prompt ends in it that is looked for; so the beginning of the window is
+    looked for. What it has of the request's prompt lies behind ``cache_protected_len``.
+    """
+    lock = request.lock
+    if lock is None or lock.swa_released:
+        return False
+    page = int(tree.page_size)
+    edge = request.kv.cache_protected_len // page * page - -(-tree.swa_retain_window // page) * page
+    if edge <= 0:
+        return False
+    from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+    from sglang.srt.mem_cache.radix_cache import RadixKey
+
+    bigrams = bool(tree.tree_core.is_eagle)  # one fewer than tokens
+    tokens = request.full_untruncated_fill_ids[: edge + bigrams]
+    key = RadixKey(tokens, request.extra_key, cache_salt=request.cache_salt)
+    tree.match_prefix(MatchPrefixParams(key=key))
+    tree.unlock(lock)
+    request.lock = tree.lock(request.last_node)
+    return True
 
 
 def relock(tree: Any, request: Any) -> bool:

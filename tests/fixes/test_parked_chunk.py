@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import releases
@@ -188,7 +189,18 @@ def test_another_requests_lock_holds(sglang):
     waiting.tree.sanity_check()
 
 
-class Branching(Pools):
+class Prefixed(Pools):
+    """Pools of 0.5.22 and later, with a request."""
+
+    request: Any
+
+    @property
+    def row(self) -> torch.Tensor:
+        begin = self.request.prefix_len
+        return self.rows.req_to_token[self.request.kv.req_pool_idx, :begin]
+
+
+class Branching(Prefixed):
     """A request whose prompt parts from another at ``branch``, where the prefix cache has no SWA
     pages left. The KV of ``begin`` tokens is there. bigram: the keys of the cache are bigrams.
     """
@@ -216,11 +228,6 @@ class Branching(Pools):
         self.tree.checkpoint(self.request, up_to=begin)
         self.request.prefix_len = begin
 
-    @property
-    def row(self) -> torch.Tensor:
-        begin = self.request.prefix_len
-        return self.rows.req_to_token[self.request.kv.req_pool_idx, :begin]
-
     def left(self) -> int:
         return self.allocator.swa_available_size() + self.tree.swa_evictable_size()
 
@@ -244,6 +251,53 @@ def test_what_lies_behind_the_branch_is_handed_over(sglang, page, begin, bigram)
     assert waiting.tree.swa_protected_size() == window
     assert waiting.left() == SWA - window - -(-(begin - handed_over) // page) * page
     assert all(gone < begin - WINDOW for gone in waiting.without_swa(waiting.row))
+    waiting.tree.unlock(waiting.request.lock)
+    assert waiting.tree.swa_protected_size() == waiting.tree.full_protected_size() == 0
+    waiting.tree.sanity_check()
+
+
+class InChunks(Prefixed):
+    """A prompt of which the prefix cache got each of two chunks, the second one a short one."""
+
+    def __init__(self, page: int, chunks: tuple[int, int], bigram: bool) -> None:
+        from sglang.srt.managers.schedule_batch import Req
+        from sglang.srt.sampling.sampling_params import SamplingParams
+
+        super().__init__(page, tree=True, is_eagle=bigram)
+        whole = sum(chunks)
+        tokens = releases.token_ids(range(1, whole + 200))
+        self.request = Req("r", "", tokens, SamplingParams(max_new_tokens=8), vocab_size=FULL)
+        self.request.init_next_round_input(self.tree)
+        self.request.lock = self.tree.lock(self.request.last_node)
+        self.rows.alloc([self.request])
+        self.slots = self.alloc(whole)
+        self.rows.req_to_token[self.request.kv.req_pool_idx, :whole] = self.slots.to(torch.int32)
+        self.request.kv.kv_allocated_len = self.request.kv.kv_committed_len = whole
+        for end in (chunks[0], whole):
+            self.request.extend_end = end
+            self.tree.checkpoint(self.request, up_to=end)
+            self.request.prefix_len = end
+
+
+@pytest.mark.skipif(targets.matches("<0.5.22"), reason="it cuts the leaf itself, or otherwise")
+@pytest.mark.parametrize("page", [1, 16, 64])
+@pytest.mark.parametrize("chunks", [(192, 64), (320, 64), (256, 128), (448, 16)])
+@pytest.mark.parametrize("bigram", [False, True])
+@pytest.mark.parametrize("core", ["python", "rust"])
+def test_a_chunk_shorter_than_the_window_locks_no_more_than_the_window(
+    sglang, monkeypatch, page, chunks, bigram, core
+):
+    """The leaf of such a chunk is short, so the lock reaches into the node above it."""
+    monkeypatch.setenv("SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND", core)
+    waiting = InChunks(page, chunks, bigram)
+    kept = waiting.row.tolist()
+    for _ in range(3):
+        waiting.asks()
+    handed_over = (sum(chunks) - bigram) // page * page
+    assert waiting.request.kv.cache_protected_len == handed_over
+    assert waiting.tree.swa_protected_size() == min(handed_over, -(-WINDOW // page) * page)
+    assert waiting.row.tolist() == kept
+    waiting.tree.sanity_check()
     waiting.tree.unlock(waiting.request.lock)
     assert waiting.tree.swa_protected_size() == waiting.tree.full_protected_size() == 0
     waiting.tree.sanity_check()
