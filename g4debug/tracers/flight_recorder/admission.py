@@ -27,7 +27,8 @@ class Refusal:
 
     lacks: tokens that would have to be freed for the request to go on, or rows. most: what the pool
     could have at best, -1 if not known. at_least: what would have to be available. by_lock: the
-    tokens are there, but in its own cached prefix, which SGLang locks before it asks.
+    tokens are there, but in its own cached prefix, which SGLang locks before it asks. by_page: the
+    pool has room for its prompt and its answer, but not for a page that SGLang counts besides.
     """
 
     words: str
@@ -36,6 +37,7 @@ class Refusal:
     at_least: int = 0
     most: int = -1
     by_lock: bool = False
+    by_page: bool = False
 
     @property
     def never(self) -> bool:
@@ -158,6 +160,10 @@ def _of_queued(scheduler: Any, request: Any, left: _Left) -> Refusal:
         if needs > has:
             return _full(scheduler, needs, needs, left, None, f"for {extend} tokens")
         locks = prefix_tree.Unlocked(0, 0)
+        if left.swa is None:
+            ends = _ends(scheduler, request, extend, needs, 0 if old else overhead, left)
+            if ends is not None:
+                return ends
     else:
         needs = extend + new + overhead
         if needs >= left.full - locks.full:
@@ -179,6 +185,57 @@ def _of_queued(scheduler: Any, request: Any, left: _Left) -> Refusal:
                 left.swa >= least,
             )
     return Refusal(f"not known: it needs {extend} tokens, and {new} that it may generate; {left}")
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """of: a request. rest: the tokens that it is expected to generate yet. gives: what is free
+    again when it has ended, as SGLang counts that."""
+
+    of: Any
+    rest: float
+    gives: int
+
+
+def _answer(request: Any, ratio: float) -> _Answer:
+    sampling, done = request.sampling_params, len(request.output_ids)
+    share = 1.0 if sampling.ignore_eos else ratio
+    return _Answer(request, sampling.max_new_tokens * share - done, _length(request))
+
+
+def _ends(
+    scheduler: Any, request: Any, extend: int, asked: int, page: int, left: _Left
+) -> Refusal | None:
+    """``add_one_req_ignore_eos``: whether each request can reach its end, the shortest rest first.
+
+    asked: tokens for the prompt, with the page that is counted for each request. On a hybrid model
+    SGLang does not ask that.
+    """
+    ratio = left.adder.new_token_ratio
+    some = [request, *scheduler.running_batch.reqs]
+    answers = sorted((a for r in some if (a := _answer(r, ratio)).rest > 0), key=lambda a: a.rest)
+    has = left.now
+    for n, answer in enumerate(answers):
+        many = len(answers) - n
+        least = asked + math.floor((answer.rest + 1) * many) + 1
+        if least > has:
+            break
+        has += answer.gives
+    else:
+        return None
+    words = (
+        f"full pool: needs {least} for {extend} tokens and the {math.ceil(answer.rest)} that it "
+        f"will generate, has {max(int(has), 0)}"
+        if many == 1 and answer.of is request
+        else f"full pool: needs {least} for {extend} tokens and {math.ceil(answer.rest)} more of "
+        f"each of {many} requests, has {max(int(has), 0)} then"
+    )
+    words += " (SGLang asks that of a request with ignore_eos, without a prefix cache)"
+    whole, mine = size(scheduler, FULL), _answer(request, ratio).rest
+    alone = asked + math.floor(mine + 1) + 1 if mine > 0 else 0
+    if alone > whole:
+        return Refusal(words, FULL, alone - whole, alone, whole, by_page=alone - page <= whole)
+    return Refusal(words, FULL, least - int(has), least)
 
 
 def _swa_needs(left: _Left, extend: int, new: int, at_once: bool) -> tuple[int, int]:

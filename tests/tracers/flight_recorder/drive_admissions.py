@@ -98,7 +98,10 @@ def example(seed: int) -> None:
     served.CHUNK = PAGE * dice.choice([2, 4, 6, 12])
     radix = dice.random() < 0.6
     core = dice.choice([None, "python"])
-    server = served.Server(spec=False, radix=radix, overlap=dice.random() < 0.5, core=core)
+    hybrid = dice.random() < 0.7
+    server = served.Server(
+        spec=False, radix=radix, overlap=dice.random() < 0.5, core=core, hybrid=hybrid
+    )
     scheduler = Scheduler(server)
     schedule_policy.PrefillAdder = compare(scheduler)
     shared = [dice.randrange(4, 90) for _ in range(300)]
@@ -110,7 +113,10 @@ def example(seed: int) -> None:
             length = dice.randrange(5, most)
             head = shared[: dice.choice([0, 64, 130, length])][:length]
             prompt = head + [dice.randrange(4, 90) for _ in range(length - len(head))]
-            server.come(f"r{came}", prompt, dice.randrange(1, 40))
+            output = dice.randrange(1, 40)
+            if not hybrid and dice.random() < 0.3:  # what a scheduler cuts a long answer to
+                output = served.FULL - -(-length // PAGE) * PAGE - PAGE - 1
+            server.come(f"r{came}", prompt, output)
             server.waiting[-1].sampling_params.ignore_eos = dice.random() < 0.5
             came += 1
             idle = 0
@@ -137,6 +143,9 @@ def example(seed: int) -> None:
                 found[f"stands: {first.place.name}"] += 1
                 if reason.like:
                     found[reason.like[:16]] += 1
+                if not hybrid:
+                    assert reason.fix == "ignore-eos-admission", reason
+                    found["stands: single pool"] += 1
                 return
         elif did != "idle" and server.waiting and server.running is not None:
             reasons.of(scheduler, items[-1], items, steps=True)

@@ -63,6 +63,45 @@ def test_a_pool_that_is_too_small_is_a_deadlock_whoever_holds_it(scheduler, monk
     assert "No step can free enough" in found.verdict
 
 
+def never(scheduler, monkeypatch, in_force: bool, **refused) -> Work:
+    """A request that the whole pool has no room for. in_force: the fix for that."""
+    told = Refusal("a pool: needs 257, has 256", refused.pop("pool"), 1, 257, 256, **refused)
+    monkeypatch.setattr(admission, "refusal", lambda *_: told)
+    monkeypatch.setattr(reasons, "state_of", lambda _: "applied" if in_force else "off")
+    waits = Work(request("waits"), Place.QUEUE)
+    scheduler.waiting_queue = [waits.request]
+    return waits
+
+
+@pytest.mark.parametrize(
+    ("refused", "fix"),
+    [
+        ({"pool": admission.SWA}, "idle-admission"),
+        ({"pool": admission.FULL, "by_page": True}, "ignore-eos-admission"),
+    ],
+)
+def test_who_is_admitted_by_a_fix_as_soon_as_nothing_runs_is_in_no_deadlock(
+    scheduler, monkeypatch, refused, fix
+):
+    runs = Work(request("runs"), Place.RUNS)
+    waits = never(scheduler, monkeypatch, True, **refused)
+    found = reasons.of(scheduler, waits, [runs, waits], steps=True)
+    assert (found.deadlock, found.never, found.fix) == (False, False, fix)
+    assert found.verdict.endswith(
+        f"The fix {fix} admits the request all the same, once nothing else runs."
+    )
+    # It did not.
+    assert reasons.of(scheduler, waits, [waits], steps=False).never
+    waits = never(scheduler, monkeypatch, False, **refused)
+    assert reasons.of(scheduler, waits, [runs, waits], steps=True).never
+
+
+def test_no_fix_is_named_for_what_a_page_less_would_not_admit(scheduler, monkeypatch):
+    waits = never(scheduler, monkeypatch, False, pool=admission.FULL)
+    found = reasons.of(scheduler, waits, [waits], steps=False)
+    assert (found.deadlock, found.fix) == (True, "")
+
+
 @pytest.mark.parametrize(
     ("server", "fix"),
     [
