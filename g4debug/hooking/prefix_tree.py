@@ -189,8 +189,16 @@ def unlocked_above(tree: Any, node: Any) -> Unlocked:
     """How many evictable tokens a lock of ``node`` would take away from each pool.
 
     SGLang locks the prefix of a request before it asks whether there is room for the rest: all of
-    its full pages, and SWA pages for a window. Does not wait. node: as of :func:`path`.
+    its full pages, and SWA pages for a window. Does not wait. node: as of :func:`path`. One that was
+    evicted since has nothing: SGLang matches a waiting request anew before it locks.
     """
+    try:
+        return _unlocked_above(tree, node)
+    except KeyError:  # of SGLang's, in Python and in Rust
+        return Unlocked(0, 0, exact=False)
+
+
+def _unlocked_above(tree: Any, node: Any) -> Unlocked:
     window = getattr(tree, "sliding_window_size", None) or 0
     if node is None or (root(tree) is None and not is_native(tree)):
         return Unlocked(0, 0)  # a chunk cache

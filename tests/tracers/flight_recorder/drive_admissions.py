@@ -96,6 +96,7 @@ def example(seed: int) -> None:
     served.FULL = PAGE * dice.choice([24, 40, 60])
     served.SWA = PAGE * dice.choice([8, 10, 14, 26])
     served.CHUNK = PAGE * dice.choice([2, 4, 6, 12])
+    served.ROWS = dice.choice([4, 12, 12])
     radix = dice.random() < 0.6
     core = dice.choice([None, "python"])
     hybrid = dice.random() < 0.7
@@ -120,6 +121,8 @@ def example(seed: int) -> None:
             server.waiting[-1].sampling_params.ignore_eos = dice.random() < 0.5
             came += 1
             idle = 0
+        first = server.waiting[0] if server.waiting else None
+        full = first and admission.refusal(scheduler, Work(first, Place.QUEUE)).pool == "rows"
         try:
             did = server.round(lambda: 1)
         except (AssertionError, RuntimeError) as e:
@@ -127,6 +130,9 @@ def example(seed: int) -> None:
                 raise
             found[f"ended: {type(e).__name__}"] += 1  # SGLang's own bugs at such pools
             return
+        if full:
+            assert any(r is first for r in server.waiting), first.rid
+            found["QUEUE rows"] += 1
         items = scheduler.work()
         assert claimed is None or did == "idle", (claimed, did)
         idle = idle + 1 if did == "idle" and items else 0

@@ -32,6 +32,7 @@ def test_each_refusal_is_foretold_and_each_stand_still_is_a_deadlock():
     for what in ("CHUNK swa", "CHUNK taken", "QUEUE swa", "QUEUE full", "QUEUE taken"):
         assert told[what] > 50, told
     for what in (
-        "stands: CHUNK", "stands: single pool", "as sglang #36458", "by its own prefix"
+        "QUEUE rows", "stands: CHUNK", "stands: single pool", "as sglang #36458",
+        "by its own prefix",
     ):  # fmt: skip
         assert told[what] > 0, told
