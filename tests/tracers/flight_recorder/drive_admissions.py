@@ -23,7 +23,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "versions"))
 
 import served
 
-from g4debug.tracers.flight_recorder import admission, reasons
+from g4debug.hooking import prefix_tree
+from g4debug.tracers.flight_recorder import admission, reasons, shares
 from g4debug.tracers.flight_recorder.work import Place, Work
 
 PAGE = served.PAGE
@@ -89,6 +90,26 @@ def compare(scheduler: Scheduler) -> type:
     return Comparing
 
 
+def check_locked(server: served.Server, items: list[Work], idle: bool) -> None:
+    """What the named nodes hold is what SGLang counts as locked: on an idle server all of it.
+
+    Else a request may be in flight that is in no batch of ``items``.
+    """
+    hybrid = server.hybrid
+    for pool in ("full", "swa") if hybrid else ("full",):
+        sizes = prefix_tree.sizes(server.tree, pool, hybrid)
+        nodes = shares.locked_nodes(server.tree, pool, items)
+        if sizes is None or nodes is None:
+            continue
+        assert sum(n.node.tokens for n in nodes) <= sizes.protected, (pool, nodes, sizes)
+        if pool == "full":
+            assert all(n.node.locks >= len(n.requests) for n in nodes), nodes
+        if idle:
+            assert sum(n.node.tokens for n in nodes) == sizes.protected, (pool, nodes, sizes)
+            found["idle, with locks"] += bool(nodes)
+        found[f"nodes locked: {pool}"] += len(nodes)
+
+
 def example(seed: int) -> None:
     from sglang.srt.managers import schedule_policy
 
@@ -134,6 +155,7 @@ def example(seed: int) -> None:
             assert any(r is first for r in server.waiting), first.rid
             found["QUEUE rows"] += 1
         items = scheduler.work()
+        check_locked(server, items, did == "idle")
         assert claimed is None or did == "idle", (claimed, did)
         idle = idle + 1 if did == "idle" and items else 0
         if idle:

@@ -29,7 +29,15 @@ def test_each_refusal_is_foretold_and_each_stand_still_is_a_deadlock():
     assert done.returncode == 0, done.stdout[-500:] + done.stderr[-4000:]
     (line,) = [x for x in done.stdout.splitlines() if x.startswith("RESULT ")]
     told = json.loads(line.removeprefix("RESULT "))
-    for what in ("CHUNK swa", "CHUNK taken", "QUEUE swa", "QUEUE full", "QUEUE taken"):
+    for what in (
+        "CHUNK swa",
+        "CHUNK taken",
+        "QUEUE swa",
+        "QUEUE full",
+        "QUEUE taken",
+        "nodes locked: full",
+        "nodes locked: swa",
+    ):
         assert told[what] > 50, told
     for what in (
         "QUEUE rows", "stands: CHUNK", "stands: single pool", "as sglang #36458",

@@ -131,6 +131,38 @@ def test_sessions_that_keep_memory_between_turns_are_counted(monkeypatch):
         assert shares._between_turns(scheduler, [uses]) == 1
 
 
+class Node:
+    """Of a prefix cache in Python, with one pool."""
+
+    def __init__(self, id: int, parent: Node | None, tokens: int, lock_ref: int) -> None:
+        self.id, self.parent, self.lock_ref = id, parent, lock_ref
+        self.key = self.value = range(tokens)
+
+
+def test_locked_nodes_are_named_with_the_requests_below_them():
+    root = Node(0, None, 0, 1)
+    shared = Node(1, root, 64, 2)
+    leaf, free = Node(2, shared, 192, 1), Node(3, shared, 500, 0)
+
+    def at(rid: str, node: Node, row: int | None = 1) -> Work:
+        return Work(SimpleNamespace(rid=rid, last_node=node, req_pool_idx=row), Place.RUNS)
+
+    items = [at("a", shared), at("b", leaf), at("queued", free, None)]
+    tree = SimpleNamespace(root_node=root)
+    nodes = shares.locked_nodes(tree, "full", items)
+    held = Shares((), 500, 256, 0, 0, nodes=nodes)
+    assert list(held.words(None))[1] == (
+        "of those locked, 192 in node 2, locked 1 time, with b at or below it; 64 in node 1, "
+        "locked 2 times, with a, b at or below it"
+    )
+    many = Shares((), 0, 256, 0, 0, nodes=nodes * 3)
+    assert list(many.words(None))[1].endswith("; 2 more nodes")
+    native = SimpleNamespace(tree_core=SimpleNamespace())
+    assert shares.locked_nodes(native, "full", items) is None
+    told = list(Shares((), 0, 256, 0, 0, nodes=None).words(None))
+    assert told[1] == "the cache, which is in Rust, does not tell which of its nodes are locked"
+
+
 @pytest.mark.parametrize("lora", [False, True])
 def test_only_without_adapters_the_first_stops_all_others(scheduler, lora):
     scheduler.enable_lora = lora
