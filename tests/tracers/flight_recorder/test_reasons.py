@@ -21,6 +21,7 @@ def scheduler(monkeypatch):
     refused = Refusal("SWA pool: needs 512, has 64", admission.SWA, 449, 513, 768)
     monkeypatch.setattr(admission, "refusal", lambda *_: refused)
     monkeypatch.setattr(shares, "shares", lambda *_: Shares((), 0, 0, 64, 0))
+    monkeypatch.setattr(reasons, "state_of", lambda _: None)  # whatever other tests have armed
     return SimpleNamespace(waiting_queue=[], schedule_policy="fcfs", enable_lora=False)
 
 
