@@ -5,8 +5,8 @@ has room for its prompt and for all that it will generate, and one token besides
 comes, SGLang cuts its ``max_new_tokens`` to what the whole pool has room for: all but the prompt in
 pages, one page and one token. These two agreed. By 0.5.21 the admission has begun to count one page
 more for each request, and then lacks one token on an empty pool. The request waits for ever, and
-everybody behind it: the scheduler turns, ``/health`` answers, nothing is logged. A request whose
-answer would fill the pool, and which is retracted, may lack up to a page when it comes back.
+everybody behind it: the scheduler turns, ``/health`` answers, nothing is logged. One that comes
+back from a retraction may lack up to a page; this was computed, and not seen.
 
 The fix acts where such a request is refused in two rounds in a row, and nothing else runs in
 either. Then nobody can give anything back. It asks once more without that page, as SGLang did up to
