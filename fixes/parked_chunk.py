@@ -90,9 +90,9 @@ def give_back(tree: Any, allocator: Any, request: Any) -> None:
 def _hand_over(tree: Any, request: Any) -> bool:
     """Give the prefix cache what it has not got of the prompt yet, as SGLang does with each chunk.
 
-    The lock of the request then goes to the last window of that, and to no more of it. False if that must not be. Then
-    nothing is given back at all: 0.5.12's UnifiedRadixCache would take pages that were given back
-    for pages of the prompt, with its next chunk.
+    The lock of the request then goes to the last window of that, and to no more of it. False if
+    that must not be. Then nothing is given back at all: 0.5.12's UnifiedRadixCache would take pages
+    that were given back for pages of the prompt, with its next chunk.
     """
     if not hasattr(tree, "checkpoint") or request.skip_radix_cache_insert:
         return False

@@ -9,29 +9,12 @@ from __future__ import annotations
 
 import random
 
-from harness.processes import Outcome
-from harness.stand_still import ENGINE, repro, with_room
-from harness.standing import PATIENCE
+from harness.stand_still import ENGINE, repro, serves_nobody, with_room
 from harness.variants import main
-from harness.verdicts import Bad, completed
 from harness.workload import Workload
 
 LONG, SHORT = 1600, 200  # tokens of the first prompt, and of those that come with it
 CHUNK = 512  # tokens of a prefill chunk
-
-
-def stands(run: Outcome) -> str:
-    """What a user sees. Raises Bad unless nobody is served while the scheduler goes on."""
-    completed(run)
-    found = run.result
-    if found["unserved"] < len(found["tokens"]):
-        raise Bad(f"It serves {len(found['tokens']) - found['unserved']} requests.")
-    if not found["turns"]:
-        raise Bad("Its scheduler does not answer any more: that is another bug.")
-    return (
-        f"It stands: none of {found['unserved']} requests is served within {PATIENCE:.0f} s, and "
-        "its scheduler goes on as if nothing were wrong."
-    )
 
 
 class LongFirst(Workload):
@@ -58,7 +41,7 @@ def cpu(requests: int | None) -> Workload:
 DEVICES = {"cpu": cpu}
 ROOMY = with_room(DEVICES)
 REPRO = repro(
-    "parked_chunk", "parked-chunk", f"a prompt of {LONG} tokens, chunks of {CHUNK}", stands
+    "parked_chunk", "parked-chunk", f"a prompt of {LONG} tokens, chunks of {CHUNK}", serves_nobody
 )
 
 if __name__ == "__main__":

@@ -103,10 +103,42 @@ def swa_tokens_of(node: Any) -> int:
 
 def is_locked(node: Any, pool: str) -> bool:
     """True if somebody has locked a node in Python, in the full or the SWA pool."""
+    return locks_of(node, pool) > 0
+
+
+def locks_of(node: Any, pool: str) -> int:
+    """How often somebody has locked a node in Python, in the full or the SWA pool."""
     data = getattr(node, "component_data", None)
     if data is not None:
-        return bool(data[0 if pool == "full" else 1].lock_ref)
-    return bool(getattr(node, f"{pool}_lock_ref", getattr(node, "lock_ref", 0)))
+        return int(data[0 if pool == "full" else 1].lock_ref)
+    return int(getattr(node, f"{pool}_lock_ref", getattr(node, "lock_ref", 0)))
+
+
+class Locked(NamedTuple):
+    """A locked node: its id, its tokens in the pool, and how often it is locked."""
+
+    id: int
+    tokens: int
+    locks: int
+
+
+def locked_above(tree: Any, node: Any, pool: str) -> list[Locked] | None:
+    """The locked nodes from ``node`` up, without the root; None if the tree does not tell.
+
+    node: as of :func:`path`. Raises KeyError if it was evicted. Does not wait.
+    """
+    if is_native(tree):
+        return None
+    if isinstance(node, int):
+        node = core(tree).node_by_id(node)
+    found = []
+    while node is not None and node.parent is not None:
+        value, locks = value_of(node), locks_of(node, pool)
+        tokens = swa_tokens_of(node) if pool == "swa" else 0 if value is None else len(value)
+        if locks and tokens:
+            found.append(Locked(node.id, tokens, locks))
+        node = node.parent
+    return found
 
 
 def path(tree: Any, node: Any) -> list[PathNode]:
@@ -189,8 +221,16 @@ def unlocked_above(tree: Any, node: Any) -> Unlocked:
     """How many evictable tokens a lock of ``node`` would take away from each pool.
 
     SGLang locks the prefix of a request before it asks whether there is room for the rest: all of
-    its full pages, and SWA pages for a window. Does not wait. node: as of :func:`path`.
+    its full pages, and SWA pages for a window. Does not wait. node: as of :func:`path`. One that
+    was evicted since has nothing: SGLang matches a waiting request anew before it locks.
     """
+    try:
+        return _unlocked_above(tree, node)
+    except KeyError:  # of SGLang's, in Python and in Rust
+        return Unlocked(0, 0, exact=False)
+
+
+def _unlocked_above(tree: Any, node: Any) -> Unlocked:
     window = getattr(tree, "sliding_window_size", None) or 0
     if node is None or (root(tree) is None and not is_native(tree)):
         return Unlocked(0, 0)  # a chunk cache

@@ -477,9 +477,9 @@ PATTERNS: tuple[Pattern, ...] = (
     HEALTH,
     Pattern(
         (
-            "retract_decode: aborted last request … due to OOM",
+            "Out of memory even after retracting",
+            "retract_decode: aborted last",
             "retract_decode: aborted request …: Retract",
-            "Out of memory even after retracting all other requests in the decode batch",
         ),
         "a client gets HTTP 500, the server lives",
         8,

@@ -1,4 +1,4 @@
-"""The four variants of a script on a server that serves nobody, because the SWA pool has no room.
+"""The four variants of a script on a server that serves nobody, because a KV pool has no room.
 
 *clean* has a pool with room, *broken* and *diagnosed* stand, and *fixed* serves with the pool of
 *broken*. On the CPU engine only.
@@ -11,6 +11,7 @@ from typing import Any
 
 from g4debug.settings import fix_switch
 from harness.processes import Outcome
+from harness.standing import PATIENCE
 from harness.variants import CPU_ONLY, Repro, Variant, diagnosed
 from harness.verdicts import Bad, completed, judge, only_if, same_outputs, told
 from harness.workload import Make, each
@@ -30,9 +31,35 @@ def with_room(devices: Mapping[str, Make]) -> dict[str, Make]:
     return each(devices, swa_full_tokens_ratio=0.8)
 
 
-def repro(name: str, fix: str, serves: str, stands: Callable[[Outcome], str]) -> Repro:
-    """The script ``name``. fix: its id. stands: what a user sees; Bad if it does not stand."""
-    off = {fix_switch(fix): "0"}
+def serves_nobody(run: Outcome) -> str:
+    """What a user sees. Raises Bad unless nobody is served while the scheduler goes on."""
+    completed(run)
+    found = run.result
+    if found["unserved"] < len(found["tokens"]):
+        raise Bad(f"It serves {len(found['tokens']) - found['unserved']} requests.")
+    if not found["turns"]:
+        raise Bad("Its scheduler does not answer any more: that is another bug.")
+    return (
+        f"It stands: none of {found['unserved']} requests is served within {PATIENCE:.0f} s, and "
+        "its scheduler goes on as if nothing were wrong."
+    )
+
+
+def repro(
+    name: str,
+    fix: str,
+    serves: str,
+    stands: Callable[[Outcome], str],
+    pool: str = f"a SWA pool of {POOL}",
+    room: str = "a SWA pool of 6528 tokens",
+    **more: Any,
+) -> Repro:
+    """The script ``name``. fix: its id. stands: what a user sees; Bad if it does not stand.
+
+    pool: which one is too small, of so many tokens, and room: what *clean* has in its place; both
+    in words. more: of the ``Repro``.
+    """
+    off, kind = {fix_switch(fix): "0"}, pool.split()[1]
 
     @judge
     def judge_clean(run: Outcome) -> str:
@@ -51,18 +78,16 @@ def repro(name: str, fix: str, serves: str, stands: Callable[[Outcome], str]) ->
         finding = told(run).finding
         if finding.kind != "hang":
             raise Bad(f"It tells another finding: {finding.headline}.")
-        if "SWA" not in finding.got or "deadlock" not in finding.cause:
+        if f"{kind} pool" not in finding.got or "deadlock" not in finding.cause:
             raise Bad(f"The finding does not say why: {finding.got} {finding.cause}")
         return f"{seen} g4debug tells it by itself, and why: {finding.cause}"
 
     return Repro(
         name=name,
-        serves=f"{serves}, a SWA pool of {POOL}",
+        serves=f"{serves}, {pool}",
         refuses=" or on a machine with a GPU",
         variants={
-            "clean": Variant(
-                "a SWA pool of 6528 tokens, the fix is off", off, judge_clean, "ROOMY"
-            ),
+            "clean": Variant(f"{room}, the fix is off", off, judge_clean, "ROOMY"),
             "broken": Variant("the fix is off, debugging is off", off, judge_broken),
             "diagnosed": diagnosed(
                 "the fix is off, debugging is on",
@@ -73,4 +98,5 @@ def repro(name: str, fix: str, serves: str, stands: Callable[[Outcome], str]) ->
         },
         child="harness.standing",
         elsewhere=CPU_ONLY,
+        **more,
     )

@@ -243,9 +243,9 @@ def test_what_mends_and_what_makes_faster():
     }
     assert by["correctness"] == {
         "draft-embedding-shard", "draft-window", "hybrid-pool-swap", "idle-admission",
-        "idle-draft-input", "last-decode", "locked-prefix", "optional-kv", "parked-chunk",
-        "residual-aliasing", "result-fence", "shared-kv-graphs", "spec-batch-guards",
-        "swa-state-swap",
+        "idle-draft-input", "ignore-eos-admission", "last-decode", "locked-prefix", "optional-kv",
+        "parked-chunk", "residual-aliasing", "result-fence", "shared-kv-graphs",
+        "spec-batch-guards", "swa-state-swap",
     }  # fmt: skip
     assert by["experiment"] == {
         "force-eagle", "frozen-kv-mtp-v2", "mm-piecewise-graph", "page-clamp",

@@ -156,27 +156,20 @@ def fast_kernels() -> None:
 class Server:
     """What a scheduler has of one server, and its rounds."""
 
-    def __init__(self, spec: bool, radix: bool, overlap: bool, core: str | None = None) -> None:
-        """core: of the prefix cache, "python" or "rust", where the release lets one choose."""
-        import torch
+    def __init__(
+        self, spec: bool, radix: bool, overlap: bool, core: str | None = None, hybrid: bool = True
+    ) -> None:
+        """core: of the prefix cache, "python" or "rust", where the release lets one choose.
+
+        hybrid: with a SWA pool, of ``SWA`` tokens. Else there is one pool, of ``FULL`` tokens.
+        """
 
         self.spec, self.overlap = spec, overlap
         self.server_args = configure(spec, radix)
         base = "sglang.srt.mem_cache"
-        pool_class = first(f"{base}.swa_memory_pool.SWAKVPool")
-        allocator_class = first(
-            f"{base}.allocator.swa.SWATokenToKVPoolAllocator",
-            f"{base}.swa_memory_pool.SWATokenToKVPoolAllocator",
-        )
         rows_class = first(f"{base}.memory_pool.ReqToTokenPool")
-        kv = pool_class(
-            **accepted(
-                pool_class.__init__, size=FULL, size_swa=SWA, page_size=PAGE, dtype=torch.float32,
-                head_num=1, head_dim=1, swa_attention_layer_ids=[0], full_attention_layer_ids=[1],
-                enable_kvcache_transpose=False, device="cpu",
-            )
-        )  # fmt: skip
-        self.allocator = allocator_class(FULL, SWA, PAGE, torch.float32, "cpu", kv, False)
+        self.hybrid = hybrid
+        self.allocator = hybrid_allocator() if hybrid else single_allocator()
         self.rows = rows_class(ROWS, CONTEXT, "cpu", False)
         self.tree = self._tree(radix, core)
         self.model = SimpleNamespace(
@@ -206,18 +199,18 @@ class Server:
                 f"{base}.unified_cache.component_type.ComponentType",
                 f"{base}.unified_cache_components.ComponentType",
             )
-            components = (types_.FULL, types_.SWA)
+            components = (types_.FULL, types_.SWA) if self.hybrid else (types_.FULL,)
         except LookupError:
             pass
         params = params_class(
             **accepted(
                 params_class, disable=not radix, req_to_token_pool=self.rows,
                 token_to_kv_pool_allocator=self.allocator, page_size=PAGE,
-                sliding_window_size=WINDOW, chunked_prefill_size=CHUNK,
+                sliding_window_size=WINDOW if self.hybrid else None, chunked_prefill_size=CHUNK,
                 tree_components=components, tree_core_backend=core,
             )
         )  # fmt: skip
-        return tree_class(radix)(params)
+        return tree_class(radix, self.hybrid)(params)
 
     # --- what a scheduler does in a round ------------------------------------------------------
 
@@ -388,10 +381,50 @@ class Server:
             common.maybe_cache_unfinished_req(request, self.tree, chunked=chunked)
 
 
-def tree_class(radix: bool) -> Any:
-    """The prefix cache that a hybrid model gets by default, as mem_cache/registry.py chooses."""
+def hybrid_allocator() -> Any:
+    """Hands out the pages of a full and a SWA pool, for a layer of each."""
+    import torch
+
+    base = "sglang.srt.mem_cache"
+    pool_class = first(f"{base}.swa_memory_pool.SWAKVPool")
+    allocator_class = first(
+        f"{base}.allocator.swa.SWATokenToKVPoolAllocator",
+        f"{base}.swa_memory_pool.SWATokenToKVPoolAllocator",
+    )
+    kv = pool_class(
+        **accepted(
+            pool_class.__init__, size=FULL, size_swa=SWA, page_size=PAGE, dtype=torch.float32,
+            head_num=1, head_dim=1, swa_attention_layer_ids=[0], full_attention_layer_ids=[1],
+            enable_kvcache_transpose=False, device="cpu",
+        )
+    )  # fmt: skip
+    return allocator_class(FULL, SWA, PAGE, torch.float32, "cpu", kv, False)
+
+
+def single_allocator() -> Any:
+    """Hands out the pages of the only pool."""
+    import torch
+
+    base = "sglang.srt.mem_cache"
+    pool_class = first(f"{base}.memory_pool.MHATokenToKVPool")
+    allocator_class = first(
+        f"{base}.allocator.paged.PagedTokenToKVPoolAllocator",
+        f"{base}.allocator.PagedTokenToKVPoolAllocator",
+    )
+    kv = pool_class(
+        FULL, PAGE, torch.float32, head_num=1, head_dim=1, layer_num=1, device="cpu",
+        enable_memory_saver=False,
+    )  # fmt: skip
+    return allocator_class(FULL, PAGE, torch.float32, "cpu", kv, False)
+
+
+def tree_class(radix: bool, hybrid: bool = True) -> Any:
+    """The prefix cache that a model gets by default, as mem_cache/registry.py chooses."""
     base = "sglang.srt.mem_cache"
     unified = f"{base}.unified_radix_cache.UnifiedRadixCache"
+    if not hybrid:
+        kind = "radix_cache.RadixCache" if radix else "chunk_cache.ChunkCache"
+        return first(unified) if radix and not _swa_radix() else first(f"{base}.{kind}", unified)
     if radix:
         return first(f"{base}.swa_radix_cache.SWARadixCache" if _swa_radix() else unified)
     return first(f"{base}.chunk_cache.SWAChunkCache", unified)

@@ -35,6 +35,7 @@ STATES = {
     "hybrid-pool-swap":   (N, A, A, A, A, A, A),  # the pool is the backend's from 0.5.13 on
     "idle-admission":     (A, A, A, A, A, A, A),  # upstream has mended it in part (#32379)
     "idle-draft-input":   (A, A, N, N, N, N, N),  # 0.5.13 has it, but not under DP attention
+    "ignore-eos-admission": (N, N, N, N, N, A, A),  # up to 0.5.18 the page is not counted
     "last-decode":        (A, A, A, A, N, N, N),  # 0.5.18 has another prefix cache
     "locked-prefix":      (A, A, A, N, N, N, N),
     "mm-batched-encoder": (A, A, A, A, N, N, A),  # not run on 0.5.16 to 0.5.22

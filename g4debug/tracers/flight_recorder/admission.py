@@ -9,12 +9,14 @@ SGLang decided by. Only host memory is read.
 
 from __future__ import annotations
 
+import inspect
 import math
 import sys
 from dataclasses import dataclass
 from typing import Any
 
 from g4debug.hooking import prefix_tree, req_kv
+from g4debug.tracers.flight_recorder import gates
 from g4debug.tracers.flight_recorder.work import Place, Work
 
 FULL, SWA, ROWS, NOT_KNOWN = "full", "swa", "rows", ""
@@ -27,7 +29,8 @@ class Refusal:
 
     lacks: tokens that would have to be freed for the request to go on, or rows. most: what the pool
     could have at best, -1 if not known. at_least: what would have to be available. by_lock: the
-    tokens are there, but in its own cached prefix, which SGLang locks before it asks.
+    tokens are there, but in its own cached prefix, which SGLang locks before it asks. by_page: the
+    pool has room for its prompt and its answer, but not for a page that SGLang counts besides.
     """
 
     words: str
@@ -36,6 +39,7 @@ class Refusal:
     at_least: int = 0
     most: int = -1
     by_lock: bool = False
+    by_page: bool = False
 
     @property
     def never(self) -> bool:
@@ -68,6 +72,8 @@ def refusal(scheduler: Any, item: Work) -> Refusal:
     """The check that keeps a request out of the next batch."""
     if item.place is Place.RUNS:
         return Refusal("not known: it is one of the running requests, and gets no token")
+    if item.place is Place.GRAMMAR:
+        return Refusal(gates.grammar(scheduler, item.request))
     if item.place is not Place.QUEUE and item.place is not Place.CHUNK:
         return Refusal(item.place.value)
     left = _left(scheduler)
@@ -135,15 +141,16 @@ def _of_queued(scheduler: Any, request: Any, left: _Left) -> Refusal:
             f"the batch counts as full; {left}"
         )
     rows = scheduler.get_num_allocatable_reqs(len(running.reqs))
+    if words := gates.few_slots(scheduler, rows):
+        return Refusal(words)
     if rows <= 0 and getattr(scheduler, "enable_priority_preemption", False):
-        return Refusal(
-            f"not known: no request row is free; {len(running.reqs)} requests run, and SGLang may "
-            "retract one of a lower priority for it (priority preemption)"
-        )
+        return Refusal(gates.priority(scheduler, request))
     if rows <= 0:
         return Refusal(
             f"request rows: needs 1, has 0; {len(running.reqs)} requests run", ROWS, 1, 1
         )
+    if words := gates.lora(scheduler, request) or gates.beams(scheduler, request):
+        return Refusal(words)
     adder, tree = left.adder, scheduler.tree_cache
     extend = _length(request) - req_kv.prefix(request)
     clip = getattr(sys.modules[type(adder).__module__], "CLIP_MAX_NEW_TOKENS", 4096)
@@ -151,15 +158,23 @@ def _of_queued(scheduler: Any, request: Any, left: _Left) -> Refusal:
     paged = -(-extend // left.page) * left.page
     overhead = getattr(adder, "per_req_token_overhead", left.page)
     at_once = bool(request.sampling_params.ignore_eos and getattr(tree, "disable", True))
+    reserve, slots = _slots(adder, request, at_once)
+    if slots is not None:
+        return slots
     locks = prefix_tree.unlocked_above(tree, getattr(request, "last_node", None))
     if at_once:
         old = not hasattr(adder, "per_req_token_overhead")
-        needs, has = paged + (0 if old else overhead), min(left.full, left.now)
+        needs = paged + reserve + (0 if old else overhead)
+        has = min(left.full, left.now)
         if needs > has:
             return _full(scheduler, needs, needs, left, None, f"for {extend} tokens")
         locks = prefix_tree.Unlocked(0, 0)
+        if left.swa is None:
+            ends = _ends(scheduler, request, extend, needs, 0 if old else overhead, left)
+            if ends is not None:
+                return ends
     else:
-        needs = extend + new + overhead
+        needs = extend + new + overhead + reserve
         if needs >= left.full - locks.full:
             what = f"for {extend} tokens, and {new} that it may generate"
             return _full(scheduler, needs, needs + 1, left, locks, what)
@@ -178,7 +193,85 @@ def _of_queued(scheduler: Any, request: Any, left: _Left) -> Refusal:
                 size(scheduler, SWA),
                 left.swa >= least,
             )
-    return Refusal(f"not known: it needs {extend} tokens, and {new} that it may generate; {left}")
+    delay = gates.delayed(scheduler)
+    return Refusal(
+        f"not known: it needs {extend} tokens, and {new} that it may generate; {left}"
+        + (f"; {delay}" if delay else "")
+    )
+
+
+def _slots(adder: Any, request: Any, at_once: bool) -> tuple[int, Refusal | None]:
+    """Tokens that are kept for what else a request takes of the full pool, and the refusal if there
+    is no slot for its state of linear layers: they share a pool's bytes on some servers."""
+    cost = getattr(adder, "_mamba_slot_cost", 0)
+    ask = getattr(adder, "_request_slot_reserve_for_req", None)
+    other = int(ask(request)) if ask is not None else 0
+    if not cost:
+        return other, None
+    budget = adder._mamba_gap_budget_for_req
+    checked = "include_host_hit" in inspect.signature(budget).parameters  # 0.5.23
+    reserve = int(
+        budget(request, **({"include_host_hit": True} if checked and not at_once else {}))
+    )
+    needs, has = reserve // cost, getattr(adder, "rem_mamba_slots", None)
+    if at_once or not checked or has is None or needs <= has:
+        return reserve + other, None
+    words = (
+        f"mamba slots: needs {needs} for its state of linear layers, has {max(int(has), 0)} that "
+        "are free or evictable; each running request holds one or more"
+    )
+    return reserve + other, Refusal(words)
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """of: a request. rest: the tokens that it is expected to generate yet. gives: what is free
+    again when it has ended, as SGLang counts that."""
+
+    of: Any
+    rest: float
+    gives: int
+
+
+def _answer(request: Any, ratio: float) -> _Answer:
+    sampling, done = request.sampling_params, len(request.output_ids)
+    share = 1.0 if sampling.ignore_eos else ratio
+    return _Answer(request, sampling.max_new_tokens * share - done, _length(request))
+
+
+def _ends(
+    scheduler: Any, request: Any, extend: int, asked: int, page: int, left: _Left
+) -> Refusal | None:
+    """``add_one_req_ignore_eos``: whether each request can reach its end, the shortest rest first.
+
+    asked: tokens for the prompt, with the page that is counted for each request. On a hybrid model
+    SGLang does not ask that.
+    """
+    ratio = left.adder.new_token_ratio
+    some = [request, *scheduler.running_batch.reqs]
+    answers = sorted((a for r in some if (a := _answer(r, ratio)).rest > 0), key=lambda a: a.rest)
+    has = left.now
+    for n, answer in enumerate(answers):
+        many = len(answers) - n
+        least = asked + math.floor((answer.rest + 1) * many) + 1
+        if least > has:
+            break
+        has += answer.gives
+    else:
+        return None
+    words = (
+        f"full pool: needs {least} for {extend} tokens and the {math.ceil(answer.rest)} that it "
+        f"will generate, has {max(int(has), 0)}"
+        if many == 1 and answer.of is request
+        else f"full pool: needs {least} for {extend} tokens and {math.ceil(answer.rest)} more of "
+        f"each of {many} requests, has {max(int(has), 0)} then"
+    )
+    words += " (SGLang asks that of a request with ignore_eos, without a prefix cache)"
+    whole, mine = size(scheduler, FULL), _answer(request, ratio).rest
+    alone = asked + math.floor(mine + 1) + 1 if mine > 0 else 0
+    if alone > whole:
+        return Refusal(words, FULL, alone - whole, alone, whole, by_page=alone - page <= whole)
+    return Refusal(words, FULL, least - int(has), least)
 
 
 def _swa_needs(left: _Left, extend: int, new: int, at_once: bool) -> tuple[int, int]:

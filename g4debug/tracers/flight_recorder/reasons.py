@@ -10,6 +10,7 @@ import logging
 from dataclasses import dataclass
 from typing import Any
 
+from g4debug.fixes.base import state_of
 from g4debug.hooking.resolved import server_argument
 from g4debug.tracers.flight_recorder import admission, preallocation, shares
 from g4debug.tracers.flight_recorder.admission import Refusal
@@ -30,7 +31,8 @@ OWN_PREFIX = (
 class Reason:
     """words: the check, one line. holders: who holds what it lacks, each in words. verdict: whether
     a step could free it, '' if that is not known. like: a known bug that looks the same. fix: the
-    id of the fix for that, '' if there is none. never: the whole pool is too small.
+    id of the fix for that, '' if there is none. never: the whole pool is too small, and no fix
+    that is in force will admit it all the same.
     """
 
     words: str
@@ -85,31 +87,37 @@ def _of(scheduler: Any, item: Work, items: list[Work], steps: bool) -> Reason:
         if item.place is Place.CHUNK and mine is not None and mine.behind >= refused.lacks:
             like, fix = PARKED, "parked-chunk"
         elif refused.by_lock:
-            like, fix = OWN_PREFIX, _idle_admission(scheduler)
+            like, fix = OWN_PREFIX, _where_it_acts("idle-admission", scheduler)
         elif refused.never and item.place is Place.QUEUE:
-            fix = _idle_admission(scheduler)  # it asks for a shorter chunk
+            fix = _where_it_acts("idle-admission", scheduler)  # it asks for a shorter chunk
+    elif refused.by_page:
+        fix = _where_it_acts("ignore-eos-admission", scheduler)
     # A step may free some also where no request decodes: that of a prompt that goes on.
     stands = not (steps or runs or _others(scheduler, items))
     back = held.may_give_back(refused.lacks)
-    deadlock = refused.never or (stands and not back)
+    admits = refused.never and not stands and fix and state_of(fix) == "applied"
+    never = refused.never and not admits
+    deadlock = never or (stands and not back)
+    if admits:
+        verdict = (
+            f"The {admission.NAMES[refused.pool]} never has so much. The fix {fix} admits the "
+            "request all the same, once nothing else runs."
+        )
+    else:
+        verdict = _verdict(refused, deadlock, bool(runs) and steps, back if stands else "")
     return Reason(
-        refused.words,
-        tuple(held.words(item.request)),
-        _verdict(refused, deadlock, bool(runs) and steps, back if stands else ""),
-        like,
-        fix,
-        deadlock,
-        refused.never,
+        refused.words, tuple(held.words(item.request)), verdict, like, fix, deadlock, never
     )
 
 
-def _idle_admission(scheduler: Any) -> str:
-    """The id of that fix, '' on a server where it leaves everything as it is."""
+def _where_it_acts(fix: str, scheduler: Any) -> str:
+    """The id of the fix, '' on a server where it leaves everything as it is."""
     args = getattr(scheduler, "server_args", None)
     disaggregated = server_argument(args, "disaggregation_mode", "null") != "null"
     stages = int(server_argument(args, "pp_size", 1))
-    stands_aside = disaggregated or stages > 1 or frees_without_steps(scheduler)
-    return "" if stands_aside else "idle-admission"
+    delayed = getattr(scheduler, "prefill_delayer", None) is not None
+    stands_aside = disaggregated or stages > 1 or delayed or frees_without_steps(scheduler)
+    return "" if stands_aside else fix
 
 
 def _others(scheduler: Any, items: list[Work]) -> bool:

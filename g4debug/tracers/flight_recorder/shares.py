@@ -10,7 +10,7 @@ from g4debug.hooking import prefix_tree, req_kv
 from g4debug.tracers.flight_recorder import admission
 from g4debug.tracers.flight_recorder.work import Work, name
 
-SHOWN = 4  # requests that are named
+SHOWN = 4  # requests that are named, and nodes of the prefix cache
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,30 @@ class Share:
 
 
 @dataclass(frozen=True)
+class LockedNode:
+    """A node of the prefix cache that somebody has locked. requests: those that were matched up to
+    it or beyond, by name."""
+
+    node: prefix_tree.Locked
+    requests: tuple[str, ...]
+
+    def __str__(self) -> str:
+        more = len(self.requests) - SHOWN
+        whose = ", ".join(self.requests[:SHOWN]) + (f" and {more} more" if more > 0 else "")
+        locks = self.node.locks
+        return (
+            f"{self.node.tokens} in node {self.node.id}, locked {locks} time{'s' * (locks != 1)}, "
+            f"with {whose} at or below it"
+        )
+
+
+@dataclass(frozen=True)
 class Shares:
     """requests: by size. evictable, locked: of the prefix cache, None if there is none.
 
     rest: in use, and held by nobody who is known here. sessions: how many streaming sessions keep
-    KV between two turns, which is a part of ``rest`` and of ``locked``.
+    KV between two turns, which is a part of ``rest`` and of ``locked``. nodes: those of the prefix
+    cache that are locked below a request that has begun, by size; None if the cache does not tell.
     """
 
     requests: tuple[Share, ...]
@@ -36,6 +55,7 @@ class Shares:
     free: int
     rest: int
     sessions: int = 0
+    nodes: tuple[LockedNode, ...] | None = ()
 
     def words(self, me: Any) -> Iterator[str]:
         """Who holds how much. me: the request that asks."""
@@ -55,12 +75,25 @@ class Shares:
                 f"the prefix cache has {self.evictable} that it can evict, and {self.locked} that "
                 "requests have locked"
             )
+        if self.locked:
+            yield from self._locked()
         yield f"{self.free} are free"
         if self.sessions:
             yield f"{_sessions(self.sessions)} KV between two turns"
         if self.rest > 0:
             whom = "it is not known who holds them"
             yield f"of {self.rest} {whom}{', if no session does' if self.sessions else ''}"
+
+    def _locked(self) -> Iterator[str]:
+        if self.nodes is None:
+            yield "the cache, which is in Rust, does not tell which of its nodes are locked"
+            return
+        if not self.nodes:
+            return
+        text = "of those locked, " + "; ".join(map(str, self.nodes[:SHOWN]))
+        if len(self.nodes) > SHOWN:
+            text += f"; {len(self.nodes) - SHOWN} more nodes"
+        yield text
 
     def may_give_back(self, lacks: int) -> str:
         """Who may hold so many tokens and give them back without a step, '' if nobody."""
@@ -121,4 +154,26 @@ def shares(scheduler: Any, pool: str, items: list[Work]) -> Shares:
         free,
         rest,
         _between_turns(scheduler, items),
+        None if sizes is None else locked_nodes(prefix_tree.innermost(tree), pool, items),
     )
+
+
+def locked_nodes(tree: Any, pool: str, items: list[Work]) -> tuple[LockedNode, ...] | None:
+    """The locked nodes above the last ones of all requests that have begun, the largest first."""
+    nodes: dict[int, prefix_tree.Locked] = {}
+    below: dict[int, list[str]] = {}
+    for item in items:
+        last = getattr(item.request, "last_node", None)
+        if last is None or req_kv.row(item.request) < 0:
+            continue
+        try:
+            found = prefix_tree.locked_above(tree, last, pool)
+        except KeyError:  # it was evicted, so this request has not locked it
+            continue
+        if found is None:
+            return None
+        for node in found:
+            nodes[node.id] = node
+            below.setdefault(node.id, []).append(name(item.request))
+    largest = sorted(nodes.values(), key=lambda node: -node.tokens)
+    return tuple(LockedNode(node, tuple(below[node.id])) for node in largest)

@@ -5,7 +5,8 @@ model (tests/versions/served.py). Before SGLang's ``PrefillAdder`` is asked for 
 a round, ``admission`` is: both must agree. A server that stands must be called a deadlock, and one
 that is called a deadlock must stand.
 
-``drive_admissions.py EXAMPLES [SEED]`` prints ``RESULT`` and how often what came up.
+``drive_admissions.py EXAMPLES [SEED]`` prints ``RESULT`` and how often what came up. With
+``fixed`` behind that, all servers have one pool, and ignore-eos-admission is in force: none stands.
 """
 
 from __future__ import annotations
@@ -23,12 +24,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "versions"))
 
 import served
 
-from g4debug.tracers.flight_recorder import admission, reasons
+from g4debug.fixes import ignore_eos_admission
+from g4debug.hooking import prefix_tree
+from g4debug.tracers.flight_recorder import admission, reasons, shares
 from g4debug.tracers.flight_recorder.work import Place, Work
 
 PAGE = served.PAGE
 PrefillAdder: Any = None  # SGLang's own, where ``admission`` looks for it
 found: Counter[str] = Counter()
+FIXED = "fixed" in sys.argv
 
 
 class Scheduler:
@@ -89,6 +93,42 @@ def compare(scheduler: Scheduler) -> type:
     return Comparing
 
 
+def fixed() -> type:
+    """SGLang's PrefillAdder with the fix around it."""
+
+    class Fixed(PrefillAdder):  # type: ignore[misc]
+        def add_one_req(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+            add = PrefillAdder.add_one_req
+            before = len(self.can_run_list)
+            result = ignore_eos_admission.around_add(add, self, request, *args, **kwargs)
+            if result.name == "NO_TOKEN" and not before and self.can_run_list == [request]:
+                found["admitted by the fix"] += 1
+                found["admitted after a retraction"] += bool(request.output_ids)
+            return result
+
+    return Fixed
+
+
+def check_locked(server: served.Server, items: list[Work], idle: bool) -> None:
+    """What the named nodes hold is what SGLang counts as locked: on an idle server all of it.
+
+    Else a request may be in flight that is in no batch of ``items``.
+    """
+    hybrid = server.hybrid
+    for pool in ("full", "swa") if hybrid else ("full",):
+        sizes = prefix_tree.sizes(server.tree, pool, hybrid)
+        nodes = shares.locked_nodes(server.tree, pool, items)
+        if sizes is None or nodes is None:
+            continue
+        assert sum(n.node.tokens for n in nodes) <= sizes.protected, (pool, nodes, sizes)
+        if pool == "full":
+            assert all(n.node.locks >= len(n.requests) for n in nodes), nodes
+        if idle:
+            assert sum(n.node.tokens for n in nodes) == sizes.protected, (pool, nodes, sizes)
+            found["idle, with locks"] += bool(nodes)
+        found[f"nodes locked: {pool}"] += len(nodes)
+
+
 def example(seed: int) -> None:
     from sglang.srt.managers import schedule_policy
 
@@ -96,11 +136,15 @@ def example(seed: int) -> None:
     served.FULL = PAGE * dice.choice([24, 40, 60])
     served.SWA = PAGE * dice.choice([8, 10, 14, 26])
     served.CHUNK = PAGE * dice.choice([2, 4, 6, 12])
+    served.ROWS = dice.choice([4, 12, 12])
     radix = dice.random() < 0.6
     core = dice.choice([None, "python"])
-    server = served.Server(spec=False, radix=radix, overlap=dice.random() < 0.5, core=core)
+    hybrid = dice.random() < 0.7 and not FIXED
+    server = served.Server(
+        spec=False, radix=radix, overlap=dice.random() < 0.5, core=core, hybrid=hybrid
+    )
     scheduler = Scheduler(server)
-    schedule_policy.PrefillAdder = compare(scheduler)
+    schedule_policy.PrefillAdder = fixed() if FIXED else compare(scheduler)
     shared = [dice.randrange(4, 90) for _ in range(300)]
     came = idle = 0
     claimed = None
@@ -110,10 +154,15 @@ def example(seed: int) -> None:
             length = dice.randrange(5, most)
             head = shared[: dice.choice([0, 64, 130, length])][:length]
             prompt = head + [dice.randrange(4, 90) for _ in range(length - len(head))]
-            server.come(f"r{came}", prompt, dice.randrange(1, 40))
+            output = dice.randrange(1, 40)
+            if not hybrid and dice.random() < 0.3:  # what a scheduler cuts a long answer to
+                output = served.FULL - -(-length // PAGE) * PAGE - PAGE - 1
+            server.come(f"r{came}", prompt, output)
             server.waiting[-1].sampling_params.ignore_eos = dice.random() < 0.5
             came += 1
             idle = 0
+        first = server.waiting[0] if server.waiting else None
+        full = first and admission.refusal(scheduler, Work(first, Place.QUEUE)).pool == "rows"
         try:
             did = server.round(lambda: 1)
         except (AssertionError, RuntimeError) as e:
@@ -121,7 +170,11 @@ def example(seed: int) -> None:
                 raise
             found[f"ended: {type(e).__name__}"] += 1  # SGLang's own bugs at such pools
             return
+        if full:
+            assert any(r is first for r in server.waiting), first.rid
+            found["QUEUE rows"] += 1
         items = scheduler.work()
+        check_locked(server, items, did == "idle")
         assert claimed is None or did == "idle", (claimed, did)
         idle = idle + 1 if did == "idle" and items else 0
         if idle:
@@ -129,14 +182,18 @@ def example(seed: int) -> None:
             if server.waiting and first.place is Place.QUEUE:
                 assert first.request is server.waiting[0]
             reason = reasons.of(scheduler, first, items, steps=False)
-            if idle == 2 and reason.deadlock:
+            if idle == 2 and reason.deadlock and not FIXED:
                 claimed = reason
             if idle >= 3:
+                assert not FIXED, reason
                 assert reason.deadlock, reason
                 assert reason.verdict.startswith("A deadlock"), reason
                 found[f"stands: {first.place.name}"] += 1
                 if reason.like:
                     found[reason.like[:16]] += 1
+                if not hybrid:
+                    assert reason.fix == "ignore-eos-admission", reason
+                    found["stands: single pool"] += 1
                 return
         elif did != "idle" and server.waiting and server.running is not None:
             reasons.of(scheduler, items[-1], items, steps=True)
@@ -150,6 +207,8 @@ def main() -> None:
     from sglang.srt.managers import schedule_policy
 
     PrefillAdder = schedule_policy.PrefillAdder
+    args = SimpleNamespace(disaggregation_mode="null", pp_size=1)
+    ignore_eos_admission.arguments = lambda: args
     begin = int(sys.argv[2]) if len(sys.argv) > 2 else 0
     for seed in range(begin, begin + int(sys.argv[1])):
         try:

@@ -21,6 +21,7 @@ def scheduler(monkeypatch):
     refused = Refusal("SWA pool: needs 512, has 64", admission.SWA, 449, 513, 768)
     monkeypatch.setattr(admission, "refusal", lambda *_: refused)
     monkeypatch.setattr(shares, "shares", lambda *_: Shares((), 0, 0, 64, 0))
+    monkeypatch.setattr(reasons, "state_of", lambda _: None)  # whatever other tests have armed
     return SimpleNamespace(waiting_queue=[], schedule_policy="fcfs", enable_lora=False)
 
 
@@ -63,6 +64,45 @@ def test_a_pool_that_is_too_small_is_a_deadlock_whoever_holds_it(scheduler, monk
     assert "No step can free enough" in found.verdict
 
 
+def never(scheduler, monkeypatch, in_force: bool, **refused) -> Work:
+    """A request that the whole pool has no room for. in_force: the fix for that."""
+    told = Refusal("a pool: needs 257, has 256", refused.pop("pool"), 1, 257, 256, **refused)
+    monkeypatch.setattr(admission, "refusal", lambda *_: told)
+    monkeypatch.setattr(reasons, "state_of", lambda _: "applied" if in_force else "off")
+    waits = Work(request("waits"), Place.QUEUE)
+    scheduler.waiting_queue = [waits.request]
+    return waits
+
+
+@pytest.mark.parametrize(
+    ("refused", "fix"),
+    [
+        ({"pool": admission.SWA}, "idle-admission"),
+        ({"pool": admission.FULL, "by_page": True}, "ignore-eos-admission"),
+    ],
+)
+def test_who_is_admitted_by_a_fix_as_soon_as_nothing_runs_is_in_no_deadlock(
+    scheduler, monkeypatch, refused, fix
+):
+    runs = Work(request("runs"), Place.RUNS)
+    waits = never(scheduler, monkeypatch, True, **refused)
+    found = reasons.of(scheduler, waits, [runs, waits], steps=True)
+    assert (found.deadlock, found.never, found.fix) == (False, False, fix)
+    assert found.verdict.endswith(
+        f"The fix {fix} admits the request all the same, once nothing else runs."
+    )
+    # It did not.
+    assert reasons.of(scheduler, waits, [waits], steps=False).never
+    waits = never(scheduler, monkeypatch, False, **refused)
+    assert reasons.of(scheduler, waits, [runs, waits], steps=True).never
+
+
+def test_no_fix_is_named_for_what_a_page_less_would_not_admit(scheduler, monkeypatch):
+    waits = never(scheduler, monkeypatch, False, pool=admission.FULL)
+    found = reasons.of(scheduler, waits, [waits], steps=False)
+    assert (found.deadlock, found.fix) == (True, "")
+
+
 @pytest.mark.parametrize(
     ("server", "fix"),
     [
@@ -90,6 +130,38 @@ def test_sessions_that_keep_memory_between_turns_are_counted(monkeypatch):
     for scheduler in (wrapped, inside):
         assert shares._between_turns(scheduler, []) == 2
         assert shares._between_turns(scheduler, [uses]) == 1
+
+
+class Node:
+    """Of a prefix cache in Python, with one pool."""
+
+    def __init__(self, id: int, parent: Node | None, tokens: int, lock_ref: int) -> None:
+        self.id, self.parent, self.lock_ref = id, parent, lock_ref
+        self.key = self.value = range(tokens)
+
+
+def test_locked_nodes_are_named_with_the_requests_below_them():
+    root = Node(0, None, 0, 1)
+    shared = Node(1, root, 64, 2)
+    leaf, free = Node(2, shared, 192, 1), Node(3, shared, 500, 0)
+
+    def at(rid: str, node: Node, row: int | None = 1) -> Work:
+        return Work(SimpleNamespace(rid=rid, last_node=node, req_pool_idx=row), Place.RUNS)
+
+    items = [at("a", shared), at("b", leaf), at("queued", free, None)]
+    tree = SimpleNamespace(root_node=root)
+    nodes = shares.locked_nodes(tree, "full", items)
+    held = Shares((), 500, 256, 0, 0, nodes=nodes)
+    assert list(held.words(None))[1] == (
+        "of those locked, 192 in node 2, locked 1 time, with b at or below it; 64 in node 1, "
+        "locked 2 times, with a, b at or below it"
+    )
+    many = Shares((), 0, 256, 0, 0, nodes=nodes * 3)
+    assert list(many.words(None))[1].endswith("; 2 more nodes")
+    native = SimpleNamespace(tree_core=SimpleNamespace())
+    assert shares.locked_nodes(native, "full", items) is None
+    told = list(Shares((), 0, 256, 0, 0, nodes=None).words(None))
+    assert told[1] == "the cache, which is in Rust, does not tell which of its nodes are locked"
 
 
 @pytest.mark.parametrize("lora", [False, True])

@@ -1,0 +1,102 @@
+"""Admits a request with ``ignore_eos`` that an idle server refuses for ever, for want of one token.
+
+Without a prefix cache (``--disable-radix-cache``), SGLang admits such a request only if the pool
+has room for its prompt and for all that it will generate, and one token besides. When the request
+comes, SGLang cuts its ``max_new_tokens`` to what the whole pool has room for: all but the prompt in
+pages, one page and one token. These two agreed. By 0.5.21 the admission has begun to count one page
+more for each request, and then lacks one token on an empty pool. The request waits for ever, and
+everybody behind it: the scheduler turns, ``/health`` answers, nothing is logged. One that comes
+back from a retraction may lack up to a page; this was computed, and not seen.
+
+The fix acts where such a request is refused in two rounds in a row, and nothing else runs in
+either. Then nobody can give anything back. It asks once more without that page, as SGLang did up to
+0.5.18. All others are served as they always were.
+
+Why the pool has room: nobody else holds a token of it. A prompt and an answer that SGLang has cut
+so are at least a page and a token less than the pool; and so much is what SGLang itself admits,
+where the same request does not set ``ignore_eos``. It asks for the same memory while it decodes,
+with a draft and with overlap scheduling, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakSet
+
+from g4debug.fixes.base import Fix, around
+from g4debug.fixes.paths.base import arguments
+from g4debug.fixes.source import exists, source
+
+IGNORES = "sglang.srt.managers.schedule_policy.PrefillAdder.add_one_req_ignore_eos"
+_refused: WeakSet[Any] = WeakSet()  # the request that was refused last, if nothing else ran
+
+
+def around_add(
+    call_next: Callable[..., Any],
+    adder: Any,
+    req: Any,
+    has_chunked_req: bool,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Wraps ``PrefillAdder.add_one_req``, which admits a request, or says why it does not."""
+    result = call_next(adder, req, has_chunked_req, *args, **kwargs)
+    refused = result.name == "NO_TOKEN" and not has_chunked_req
+    stands = refused and _ignores(adder, req) and _nothing_runs(adder)
+    again = stands and req in _refused
+    _refused.clear()
+    if stands:
+        _refused.add(req)
+    if again:
+        _ask_again(adder, lambda: call_next(adder, req, False, *args, **kwargs))
+    return result  # it is refused still, or nobody else is to join it in this round
+
+
+def _ask_again(adder: Any, ask: Callable[[], Any]) -> None:
+    budget, page = adder.memory_budget, adder.per_req_token_overhead
+    adder.req_states = None  # else it counts the request twice
+    budget.current_offset -= page
+    try:
+        ask()
+    finally:
+        budget.current_offset += page
+
+
+def _ignores(adder: Any, req: Any) -> bool:
+    """True for a request that has to have room for all that it will generate."""
+    return bool(req.sampling_params.ignore_eos and getattr(adder.tree_cache, "disable", True))
+
+
+def _nothing_runs(adder: Any) -> bool:
+    """True if no request runs that could give pages back, on a server that this fix knows."""
+    runs = adder.running_batch is not None and adder.running_batch.reqs
+    if adder.can_run_list or runs or adder.dllm_config is not None:
+        return False
+    if adder.prefill_delayer_single_pass is not None:
+        return False  # the ranks agree once in a round
+    if type(adder.memory_budget).__name__ != "PrefillBudget":
+        return False  # with a SWA pool, SGLang does not ask for that room
+    args = arguments()
+    # With these, others may hold pages that this adder does not know of.
+    return bool(args.disaggregation_mode == "null" and args.pp_size == 1)
+
+
+def still_broken() -> bool:
+    """True if the page that is counted for each request is taken from that room."""
+    if not exists(IGNORES):
+        return False
+    text = source(IGNORES)
+    return "per_req_token_overhead" in text and "self.cur_rem_tokens - paged_input" in text
+
+
+FIX = Fix(
+    id="ignore-eos-admission",
+    title="an idle server admits a request with ignore_eos whose answer may fill the pool",
+    seed="none; found by this project",
+    upstream="no report known; 0.5.23 has the bug",
+    needs=">=0.5.21",
+    still_broken=still_broken,
+    hooks=(around("adder.add", around_add),),
+    purpose="correctness",
+)
