@@ -2,8 +2,8 @@
 
 From the leaf up, ``SWARadixCache.inc_lock_ref`` locks whole nodes until they cover the window. A
 node of one long prompt is so locked whole, far behind the window. From 0.5.18 on SGLang has another
-prefix cache, which cuts a new leaf there. Its locks hold whole nodes, too: where the last chunk, and
-so the leaf, is shorter than the window, the node above it is locked whole.
+prefix cache, which cuts a new leaf there. Its locks hold whole nodes, too: where the last chunk is
+shorter than the window, and so the leaf, the node above it is locked whole.
 """
 
 from __future__ import annotations
