@@ -68,7 +68,7 @@ def put_into(
         logger.error("g4debug: no autopsy of this crash: %s%s", e, then)
     except patience.HungDiskError as e:
         logger.error("g4debug: no autopsy of this crash: %s", e)
-    coredump.prepare(environ, folder)
+    coredump.prune(environ, folder)
 
 
 def _found(

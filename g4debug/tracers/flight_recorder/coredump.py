@@ -139,8 +139,19 @@ def prepare(environ: Mapping[str, str], folder: Path) -> None:
             patience.within(folder, lambda: _prepare(folder), SECONDS)
 
 
+def prune(environ: Mapping[str, str], folder: Path) -> None:
+    """Remove older core dumps of ours there. A folder that is not there has none."""
+    if is_ours(environ):
+        with contextlib.suppress(OSError, patience.HungDiskError):
+            patience.within(folder, lambda: _prune(folder), SECONDS)
+
+
 def _prepare(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
+    _prune(folder)
+
+
+def _prune(folder: Path) -> None:
     now, mine = time.time(), []
     for core in folder.glob(f"{OURS}*{SUFFIX}"):
         with contextlib.suppress(OSError):  # each rank does this, at the same time
