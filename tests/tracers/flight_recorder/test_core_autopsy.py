@@ -561,6 +561,7 @@ def test_a_scheduler_that_dies_counts_from_its_error_not_from_its_dump(tmp_path,
         _asserted=lambda error: None,
         _lookups=lambda found: (),
         _innocence=None,
+        _removes_core=lambda: True,
     )
     died._look_into_core = lambda *args: FlightRecorder._look_into_core(died, *args)
     monkeypatch.setattr(tracer.finding, "of_exception", lambda *args: None)
