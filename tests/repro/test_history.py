@@ -27,7 +27,7 @@ from g4debug import cpu
 from g4debug.autopsy import examine
 from g4debug.autopsy.core import Core
 from g4debug.dumps import writing
-from g4debug.findings.record import Tape
+from g4debug.findings.record import PageEvent, Tape
 from g4debug.hooking import targets
 
 REPRO = Path(__file__).parents[2] / "repro"
@@ -855,15 +855,18 @@ def test_the_alarms_of_the_tools_for_a_gpu_are_known_by_their_words(judged, suit
 @pytest.mark.parametrize(
     ("name", "rows", "grade"),
     [
-        ("xqa-larger-pool", 8, "object"),
+        ("decode-larger-pool given", 8, "object"),  # the request was given that page
         ("xqa-larger-pool", 0, "alarm"),  # no step tells whose row it is
-        ("decode-larger-pool", 8, "alarm"),  # only the distance tells the buffer
+        ("xqa-larger-pool", 8, "alarm"),  # only the distance tells the buffer
+        ("decode-larger-pool", 8, "alarm"),
         ("decode-negative", 8, "crash only"),  # no register has the address any more
         ("embedding", 8, "crash only"),
     ],
 )
 def test_a_core_dump_is_an_alarm_if_it_names_a_kv_page(judged, name, rows, grade):
-    record = real_cores.record(name, rows=rows)
+    name, given, _ = name.partition(" given")
+    page = PageEvent(6, "alloc", "full", (384,), 1, "request-5")
+    record = real_cores.record(name, rows=rows, allocator=(page,) if given else ())
     core = Core(memoryview(real_cores.core(name)))
     record = dataclasses.replace(record, autopsy=examine.of_core(core, name, record))
     log = "torch.AcceleratorError: CUDA error: an illegal memory access was encountered\n"

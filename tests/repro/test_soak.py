@@ -51,15 +51,32 @@ def test_what_sglang_retracts_itself_counts(soak):
     assert "retracted one" in soak.unstressed(text.format(0))
 
 
+def asked(soak, **given):
+    usual = {
+        "device": "cpu", "requests": 1, "backend": "", "v2": False, "model": "gemma-4", "draft": "",
+        "tp": 1, "tokens": 0, "together": 0, "longest": 0,
+    }  # fmt: skip
+    return soak.Namespace(**{**usual, **given})
+
+
+def test_sizes_of_production_are_those_of_the_server(soak, monkeypatch, tmp_path):
+    seen = []
+    monkeypatch.setattr(soak.mixed, "run", lambda *given, **more: seen.append((given, more)))
+    args = asked(soak, device="cuda", tokens=262144, together=64, longest=6000)
+    soak.run(False, args, tmp_path, soak.Console(quiet=True))
+    ((given, more),) = seen
+    assert given[5]["max_total_tokens"] == 262144
+    assert given[5]["max_running_requests"] == 64
+    assert more["longest"] == 6000
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("v2", [True, False])
 def test_only_v2_asks_for_overlap_scheduling(soak, monkeypatch, tmp_path, device, v2):
     seen = []
     monkeypatch.setattr(soak.mixed, "run", lambda *given, **more: seen.append(given))
     monkeypatch.setattr(soak.tracers, "on_one_rank", lambda: ["page-table"])
-    args = soak.Namespace(
-        device=device, requests=1, backend="", v2=v2, model="gemma-4", draft="", tp=1
-    )
+    args = asked(soak, device=device, v2=v2)
     soak.run(True, args, tmp_path, soak.Console(quiet=True))
     engine = seen[0][5]
     assert engine.get("disable_overlap_schedule") == (False if v2 else None)
@@ -68,9 +85,7 @@ def test_only_v2_asks_for_overlap_scheduling(soak, monkeypatch, tmp_path, device
 def test_a_backend_is_that_of_prefill_and_decode(soak, monkeypatch, tmp_path):
     seen = []
     monkeypatch.setattr(soak.mixed, "run", lambda *given, **more: seen.append(given))
-    args = soak.Namespace(
-        device="cpu", requests=1, backend="triton", v2=False, model="gemma-4", draft="", tp=1
-    )
+    args = asked(soak, backend="triton")
     soak.run(False, args, tmp_path, soak.Console(quiet=True))
     engine = seen[0][5]
     assert engine["prefill_attention_backend"] == engine["decode_attention_backend"] == "triton"
