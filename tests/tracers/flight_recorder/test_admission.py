@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from g4debug.hooking import targets
+
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU engine refuses CUDA machines"),
     pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="needs sglang"),
@@ -44,9 +46,10 @@ def test_each_refusal_is_foretold_and_each_stand_still_is_a_deadlock():
         "nodes locked: swa",
     ):
         assert told[what] > 50, told
+    # Earlier releases do not count the page that makes a server with one pool stand.
+    one_pool = ["stands: single pool"] if targets.matches(">=0.5.21") else []
     for what in (
-        "QUEUE rows", "stands: CHUNK", "stands: single pool", "as sglang #36458",
-        "by its own prefix",
+        "QUEUE rows", "stands: CHUNK", *one_pool, "as sglang #36458", "by its own prefix"
     ):  # fmt: skip
         assert told[what] > 0, told
 

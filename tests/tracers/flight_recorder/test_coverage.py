@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import socket
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from g4debug.backends import adapters
 from g4debug.findings.status import Checked, Limit, TracerStatus
 from g4debug.findings.steps import Recorder
+from g4debug.settings import Settings
 from g4debug.tracers.flight_recorder.completed_steps import REMEMBERED, Waited
 from g4debug.tracers.flight_recorder.coredump import core_dump, ends_the_process
 from g4debug.tracers.flight_recorder.coverage import (
@@ -440,7 +442,8 @@ def test_a_core_dump_is_said_to_go_only_if_it_goes(tmp_path, monkeypatch, mode, 
     told = {**ON, "CUDA_COREDUMP_FILE": f"{tmp_path}/g4debug-core-%h-0a-%p-%t.nvcudmp"}
     monkeypatch.setattr(os, "environ", told)
     made = FlightRecorder.__new__(FlightRecorder)
-    made.context = SimpleNamespace(settings=SimpleNamespace(core=mode, cpu=False))
+    settings = dataclasses.replace(Settings(), core=mode, cpu=False)
+    made.context = SimpleNamespace(settings=settings)
     args = SimpleNamespace(crash_dump_folder=folder)
     made.recorder = SimpleNamespace(scheduler=SimpleNamespace(server_args=args))
     made.armed_at = 0
