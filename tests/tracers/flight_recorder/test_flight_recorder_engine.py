@@ -89,7 +89,7 @@ def test_sigterm_to_a_hung_scheduler_leaves_a_dump_and_kills(tmp_path, ignored):
     hang = {"G4DEBUG_FAULTS": "delayed-step=4*off->1*on(600000)"}
     with engine(tmp_path, ignored=ignored, **hang) as run:
         run.wait_for("delayed-step #1")
-        time.sleep(HANG + 0.5)
+        time.sleep(2 * HANG + 3)  # of a second in which nobody ran only a part counts
         seconds = run.terminate_scheduler()
         assert seconds < SOON
         assert run.process.wait(LIMIT) != 0
