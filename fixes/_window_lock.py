@@ -16,12 +16,17 @@ def has_it(tree: Any) -> bool:
     return type(tree).__name__ == "SWARadixCache"
 
 
+def _whole_pages(tokens: int, tree: Any) -> int:
+    """So many tokens or more, as many as some pages have."""
+    return -(-int(tokens) // int(tree.page_size)) * int(tree.page_size)
+
+
 def cut(tree: Any, node: Any) -> bool:
     """Cut the node in which the window that ends with ``node`` begins. False if none reaches over.
 
     The next lock of ``node`` ends there. Locks that are held stay as they are.
     """
-    left = -(-int(tree.sliding_window_size) // int(tree.page_size)) * int(tree.page_size)
+    left = _whole_pages(tree.sliding_window_size, tree)
     while node is not tree.root_node and left > 0:
         if len(node.value) > left:
             if node.swa_tombstone:
@@ -42,8 +47,8 @@ def relock_unified(tree: Any, request: Any) -> bool:
     lock = request.lock
     if lock is None or lock.swa_released:
         return False
-    page = int(tree.page_size)
-    edge = request.kv.cache_protected_len // page * page - -(-tree.swa_retain_window // page) * page
+    has = request.kv.cache_protected_len // tree.page_size * tree.page_size
+    edge = has - _whole_pages(tree.swa_retain_window, tree)
     if edge <= 0:
         return False
     from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams

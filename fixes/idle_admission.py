@@ -23,40 +23,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
-from weakref import WeakSet
 
 from g4debug.fixes import _window_lock
+from g4debug.fixes._twice_refused import Ask, TwiceRefused
 from g4debug.fixes.base import Fix, around
 from g4debug.fixes.paths.base import arguments
 from g4debug.fixes.source import source
 from g4debug.hooking import targets
 
 CACHES = ("SWARadixCache", "UnifiedRadixCache", "SWAChunkCache")
-_refused: WeakSet[Any] = WeakSet()  # the request that was refused last, if nothing else ran
 _asking_again: list[Any] = []  # the PrefillAdder, while it is asked once more
 
 
-def around_add(
-    call_next: Callable[..., Any],
-    adder: Any,
-    req: Any,
-    has_chunked_req: bool,
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
-    """Wraps ``PrefillAdder.add_one_req``, which admits a request, or says why it does not."""
-    result = call_next(adder, req, has_chunked_req, *args, **kwargs)
-    stands = result.name == "NO_TOKEN" and not has_chunked_req and _nothing_runs(adder)
-    again = stands and req in _refused
-    _refused.clear()
-    if stands:
-        _refused.add(req)
-    if again:
-        _ask_again(adder, req, lambda: call_next(adder, req, False, *args, **kwargs))
-    return result  # it is refused still, or nobody else is to join it in this round
-
-
-def _ask_again(adder: Any, req: Any, ask: Callable[[], Any]) -> None:
+def _ask_again(adder: Any, req: Any, ask: Ask) -> None:
     tree = adder.tree_cache
     if _window_lock.has_it(tree):
         _window_lock.cut(tree, req.last_node)
@@ -97,26 +76,20 @@ def longest_chunk(adder: Any, node: Any) -> int:
     return int((room - adder.page_size - 1) // adder.page_size * adder.page_size)
 
 
-def _nothing_runs(adder: Any) -> bool:
-    """True if no request runs that could give pages back, on a server that this fix knows."""
-    runs = adder.running_batch is not None and adder.running_batch.reqs
-    if adder.can_run_list or runs or not adder.is_hybrid_swa or adder.dllm_config is not None:
-        return False
-    if adder.prefill_delayer_single_pass is not None:
-        return False  # the ranks agree once in a round
+def _serves(adder: Any, req: Any) -> bool:
+    """True on a server with pools and a prefix cache that this fix knows."""
     tree = adder.tree_cache
-    if type(tree).__name__ not in CACHES or getattr(tree, "linker", None) is not None:
+    if not adder.is_hybrid_swa or type(tree).__name__ not in CACHES:
         return False
     budget = getattr(adder, "memory_budget", None)
     if budget is not None and (type(budget).__name__ != "SWAPrefillBudget" or budget.req_ring):
         return False
-    args = arguments()
-    # With these, others may hold pages that this adder does not know of.
-    return bool(
-        args.disaggregation_mode == "null"
-        and args.pp_size == 1
-        and not args.enable_hierarchical_cache
-    )
+    # A cache in the host, or elsewhere, may hold pages that this adder does not know of.
+    linked = getattr(tree, "linker", None) is not None
+    return bool(not linked and not arguments().enable_hierarchical_cache)
+
+
+around_add = TwiceRefused(_serves, _ask_again)
 
 
 def still_broken() -> bool:

@@ -20,40 +20,25 @@ with a draft and with overlap scheduling, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
-from weakref import WeakSet
 
+from g4debug.fixes._twice_refused import Ask, TwiceRefused
 from g4debug.fixes.base import Fix, around
-from g4debug.fixes.paths.base import arguments
 from g4debug.fixes.source import exists, source
 
 IGNORES = "sglang.srt.managers.schedule_policy.PrefillAdder.add_one_req_ignore_eos"
-_refused: WeakSet[Any] = WeakSet()  # the request that was refused last, if nothing else ran
 
 
-def around_add(
-    call_next: Callable[..., Any],
-    adder: Any,
-    req: Any,
-    has_chunked_req: bool,
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
-    """Wraps ``PrefillAdder.add_one_req``, which admits a request, or says why it does not."""
-    result = call_next(adder, req, has_chunked_req, *args, **kwargs)
-    refused = result.name == "NO_TOKEN" and not has_chunked_req
-    stands = refused and _ignores(adder, req) and _nothing_runs(adder)
-    again = stands and req in _refused
-    _refused.clear()
-    if stands:
-        _refused.add(req)
-    if again:
-        _ask_again(adder, lambda: call_next(adder, req, False, *args, **kwargs))
-    return result  # it is refused still, or nobody else is to join it in this round
+def _serves(adder: Any, req: Any) -> bool:
+    """True for a request that has to have room for all that it will generate.
+
+    With a SWA pool, SGLang does not ask for that room.
+    """
+    ignores = req.sampling_params.ignore_eos and getattr(adder.tree_cache, "disable", True)
+    return bool(ignores and type(adder.memory_budget).__name__ == "PrefillBudget")
 
 
-def _ask_again(adder: Any, ask: Callable[[], Any]) -> None:
+def _ask_again(adder: Any, req: Any, ask: Ask) -> None:
     budget, page = adder.memory_budget, adder.per_req_token_overhead
     adder.req_states = None  # else it counts the request twice
     budget.current_offset -= page
@@ -63,23 +48,7 @@ def _ask_again(adder: Any, ask: Callable[[], Any]) -> None:
         budget.current_offset += page
 
 
-def _ignores(adder: Any, req: Any) -> bool:
-    """True for a request that has to have room for all that it will generate."""
-    return bool(req.sampling_params.ignore_eos and getattr(adder.tree_cache, "disable", True))
-
-
-def _nothing_runs(adder: Any) -> bool:
-    """True if no request runs that could give pages back, on a server that this fix knows."""
-    runs = adder.running_batch is not None and adder.running_batch.reqs
-    if adder.can_run_list or runs or adder.dllm_config is not None:
-        return False
-    if adder.prefill_delayer_single_pass is not None:
-        return False  # the ranks agree once in a round
-    if type(adder.memory_budget).__name__ != "PrefillBudget":
-        return False  # with a SWA pool, SGLang does not ask for that room
-    args = arguments()
-    # With these, others may hold pages that this adder does not know of.
-    return bool(args.disaggregation_mode == "null" and args.pp_size == 1)
+around_add = TwiceRefused(_serves, _ask_again)
 
 
 def still_broken() -> bool:

@@ -176,30 +176,25 @@ class Replayer:
     def _wait(self, pid: int, job: dict[str, Any]) -> None:
         """Until a fork has ended. One that takes too long or too much is asked to end, if it was
         given all: then it is known what was equal up to there. It is killed if it does not."""
-        end, asked, why, large = time.monotonic() + job["seconds"], False, "", False
+        end, asked, large = time.monotonic() + job["seconds"], False, ""
         while True:
             found, status = os.waitpid(pid, os.WNOHANG)
             if found:
                 break
             late, taken = time.monotonic() >= end, memory.taken(pid)
-            large = large or taken > self.most
+            if taken > self.most:
+                large = memory.too_much(self.most)
             over = late or taken > MORE * self.most
             if (asked and over) or ((late or large) and job["workload"] is not None):
                 os.kill(pid, signal.SIGKILL)
                 _, status = os.waitpid(pid, 0)
                 break
             if (late or large) and not asked:
-                why = memory.too_much(self.most) if large else f"the {job['seconds']:.0f} s are up"
-                Path(job["stop"]).write_text(why)
+                Path(job["stop"]).write_text(large or f"the {job['seconds']:.0f} s are up")
                 end, asked = time.monotonic() + TO_END, True
             self._tell(steps=int.from_bytes(self.steps[:], "little"))
             time.sleep(EVERY)
-        self._tell(
-            done=job["result"],
-            status=status,
-            pid=pid,
-            large=memory.too_much(self.most) if large else "",
-        )
+        self._tell(done=job["result"], status=status, pid=pid, large=large)
 
     # --- a fork ----------------------------------------------------------------------------------
 

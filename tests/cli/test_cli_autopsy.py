@@ -177,17 +177,19 @@ def test_a_fifo_is_refused_at_once(core, dump, capsys):
     assert time.monotonic() - begin < 60
 
 
+def turns(*args):
+    end = time.process_time() + 60
+    while time.process_time() < end:
+        pass
+
+
+def grows(*args):
+    kept = [mmap.mmap(-1, 1 << 30) for _ in range(8)]  # reserved, but never touched
+    assert not kept
+
+
 def test_its_time_and_its_memory_are_bounded(core, dump, capsys, monkeypatch):
     limits = {what: resource.getrlimit(what) for what in (resource.RLIMIT_CPU, resource.RLIMIT_AS)}
-
-    def turns(*args):
-        end = time.process_time() + 60
-        while time.process_time() < end:
-            pass
-
-    def grows(*args):
-        kept = [mmap.mmap(-1, 1 << 30) for _ in range(8)]  # reserved, but never touched
-        assert not kept
 
     monkeypatch.setattr(autopsy, "SECONDS", 1)
     monkeypatch.setattr(examine, "examine", turns)
@@ -281,15 +283,6 @@ def test_of_a_long_line_the_part_with_the_address_is_shown(dump, tmp_path, capsy
 
 def test_the_time_and_the_memory_of_a_log_are_bounded(dump, tmp_path, capsys, monkeypatch):
     (log := tmp_path / "log").write_text("x")
-
-    def turns(*args):
-        end = time.process_time() + 60
-        while time.process_time() < end:
-            pass
-
-    def grows(*args):
-        kept = [mmap.mmap(-1, 1 << 30) for _ in range(8)]  # reserved, but never touched
-        assert not kept
 
     monkeypatch.setattr(where, "SECONDS", 1)
     monkeypatch.setattr(logs, "addresses", turns)

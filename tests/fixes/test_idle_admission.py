@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from g4debug.fixes import idle_admission
+from g4debug.fixes import _twice_refused, idle_admission
 from g4debug.fixes.base import state_of
 from g4debug.fixes.idle_admission import around_add, around_need
 
@@ -68,8 +68,9 @@ def sglangs_add(adder, req, has_chunked_req, align):
 @pytest.fixture(autouse=True)
 def alone(monkeypatch):
     args = SimpleNamespace(disaggregation_mode="null", pp_size=1, enable_hierarchical_cache=False)
-    monkeypatch.setattr(idle_admission, "arguments", lambda: args)
-    idle_admission._refused.clear()
+    for module in (idle_admission, _twice_refused):
+        monkeypatch.setattr(module, "arguments", lambda: args)
+    around_add._refused.clear()
     return args
 
 

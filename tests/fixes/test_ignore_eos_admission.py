@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from g4debug.fixes import ignore_eos_admission
+from g4debug.fixes import _twice_refused
 from g4debug.fixes.base import state_of
 from g4debug.fixes.ignore_eos_admission import around_add
 
@@ -57,8 +57,8 @@ def sglangs_add(adder, req, has_chunked_req, align):
 @pytest.fixture(autouse=True)
 def alone(monkeypatch):
     args = SimpleNamespace(disaggregation_mode="null", pp_size=1)
-    monkeypatch.setattr(ignore_eos_admission, "arguments", lambda: args)
-    ignore_eos_admission._refused.clear()
+    monkeypatch.setattr(_twice_refused, "arguments", lambda: args)
+    around_add._refused.clear()
     return args
 
 
@@ -126,6 +126,7 @@ def test_another_request_begins_anew():
     assert asked(Request(128, 63), 1).can_run_list == []
 
 
+@pytest.mark.written_for("ignore-eos-admission")
 def test_it_is_in_force_by_default_and_has_a_switch(arm):
     arm()
     assert state_of("ignore-eos-admission") == "applied"

@@ -6,11 +6,13 @@ own, so a script starts when its test asks for it, and never twice.
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,3 +57,17 @@ def _start(request: pytest.FixtureRequest) -> Iterator[Start]:
 def script(request: pytest.FixtureRequest, _start: Start) -> Callable[[], Done]:
     """Waits for the module's SCRIPT."""
     return lambda: _start(request.module.SCRIPT).result()
+
+
+@pytest.fixture
+def arms(script: Callable[[], Done]) -> Callable[[], dict[str, Any]]:
+    """Waits for the module's SCRIPT with --json, all of whose four variants must be good."""
+
+    def found() -> dict[str, Any]:
+        done = script()
+        assert done.returncode == 0, done.stderr[-3000:]
+        told: dict[str, Any] = json.loads(done.stdout)["arms"]
+        assert list(told) == ["clean", "broken", "diagnosed", "fixed"]
+        return told
+
+    return found

@@ -105,8 +105,4 @@ def unknown(root: Path) -> dict[str, list[str]]:
 
     root: ``sglang/srt`` of a release.
     """
-    found: dict[str, list[str]] = {}
-    for path in variables_read.files(root):
-        for name in {*read_in(path.read_text())} - known() - ON_TAPE - HARMLESS:
-            found.setdefault(name, []).append(str(path.relative_to(root)))
-    return found
+    return variables_read.not_in(known() | ON_TAPE | HARMLESS, read_in, root)

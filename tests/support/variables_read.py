@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from g4debug.findings import decisive
@@ -81,14 +81,24 @@ def files(root: Path) -> list[Path]:
     return [p for p in found if not OTHER.search(str(p.relative_to(root)))]
 
 
+def not_in(
+    known: frozenset[str], read: Callable[[str], Iterator[str]], root: Path
+) -> dict[str, list[str]]:
+    """Each name that the modules of ``files`` read and that is none of these, with its files.
+
+    read: the names that a source reads. root: ``sglang/srt`` of a release.
+    """
+    found: dict[str, list[str]] = {}
+    for path in files(root):
+        for name in {*read(path.read_text())} - known:
+            found.setdefault(name, []).append(str(path.relative_to(root)))
+    return found
+
+
 def unknown(root: Path) -> dict[str, list[str]]:
     """Each variable that decides there and is neither known nor harmless, with its files.
 
     root: ``sglang/srt`` of a release.
     """
-    found: dict[str, list[str]] = {}
     known = decisive.DECISIVE | decisive.ON_TAPE | decisive.OTHER_WAYS | {*decisive.SECONDS}
-    for path in files(root):
-        for variable in {*read_in(path.read_text())} - known - HARMLESS:
-            found.setdefault(variable, []).append(str(path.relative_to(root)))
-    return found
+    return not_in(known | HARMLESS, read_in, root)

@@ -18,7 +18,7 @@ import re
 import shutil
 import stat
 import time
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
 
 from g4debug.dumps import patience
@@ -134,16 +134,18 @@ def _is_mine(core: Path) -> bool:
 
 def prepare(environ: Mapping[str, str], folder: Path) -> None:
     """Make the folder, which the driver does not, and remove older core dumps of ours there."""
-    if is_ours(environ):
-        with contextlib.suppress(OSError, patience.HungDiskError):
-            patience.within(folder, lambda: _prepare(folder), SECONDS)
+    _look_after(environ, folder, _prepare)
 
 
 def prune(environ: Mapping[str, str], folder: Path) -> None:
     """Remove older core dumps of ours there. A folder that is not there has none."""
+    _look_after(environ, folder, _prune)
+
+
+def _look_after(environ: Mapping[str, str], folder: Path, work: Callable[[Path], None]) -> None:
     if is_ours(environ):
         with contextlib.suppress(OSError, patience.HungDiskError):
-            patience.within(folder, lambda: _prune(folder), SECONDS)
+            patience.within(folder, lambda: work(folder), SECONDS)
 
 
 def _prepare(folder: Path) -> None:

@@ -57,8 +57,10 @@ class Stuck:
         self.progress.clock.tick()
         seconds = self.progress.stuck()
         self._say_busy(seconds >= LOOK and bool(busy.doing(report.main_thread())))
+        if seconds < self.context.settings.hang_seconds or self._told == self.progress.rounds:
+            return  # no limit is lower, and which one it is need not be asked each second
         limit, why = self._limit()
-        if seconds >= limit and self._told != self.progress.rounds:
+        if seconds >= limit:
             hang = self.progress.hang(limit)
             if hang is not None and hang.stuck:
                 bounded(lambda: self._tell(hang, why))

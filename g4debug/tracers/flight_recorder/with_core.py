@@ -15,6 +15,7 @@ from g4debug.tracers.flight_recorder.assert_evidence import Asserted
 from g4debug.tracers.flight_recorder.report import BLOCKING, NOT_KNOWN
 
 BY_CORE = "By the CUDA core dump"  # begins the line in CAUSE
+LIKELY = "most likely"
 NAMED = "CUDA core dump: "  # begins the line of the file, see coredump.core_dump
 REMOVED = ". It is removed once its autopsy is in this dump (G4DEBUG_CORE=keep keeps it)"
 READ = "; it was read, and AUTOPSY has what it says"
@@ -77,12 +78,11 @@ def _with_cause(finding: Finding, found: Autopsy) -> Finding:
 def _cause(found: Autopsy) -> str:
     """What the core dump says of the cause, no surer than it is. One line."""
     kernel = f"the kernel {found.kernel}" if found.kernel else "the kernel"
-    likely = "most likely "
     if found.cause:
-        return f"{BY_CORE}, most likely: {found.cause.removeprefix(f'{likely.strip()}: ')}"
+        return f"{BY_CORE}, {LIKELY}: {found.cause.removeprefix(f'{LIKELY}: ')}"
     if found.pages > 0:
         return f"{BY_CORE}: {found.verdict}. Why, it does not tell."
-    if found.where.removeprefix(likely).startswith("not a KV page"):
+    if found.where.removeprefix(f"{LIKELY} ").startswith("not a KV page"):
         return f"{BY_CORE}: {found.verdict}. Look at {kernel}."
     return f"{BY_CORE} it is not known why {kernel} faulted. What is known: {found.verdict}"
 
