@@ -65,6 +65,7 @@ FIX = Fix(
     seed="none; found by this project",
     upstream="no report known; 0.5.23 has the bug",
     needs=">=0.5.21",
+    elsewhere={"<0.5.21": "SGLang counts no page more for each request there"},
     still_broken=still_broken,
     hooks=(around("adder.add", around_add),),
     purpose="correctness",

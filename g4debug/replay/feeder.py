@@ -66,6 +66,8 @@ class Feeder:
         self.steps = self.forced = self.lacking = 0
         self._since_step = self.at_end = 0
         self.most_idle, self.most_steps = IDLE, recording.steps + BEHIND
+        if not recording.fresh:  # what ran before its beginning is lacking, so batches are others
+            self.to_the_end()
         self.hangs: Callable[[], tuple[bool, bool]] | None = None  # see ``_may_hang``
         self._hangs_until = 0.0
         self._on = self._partly = False

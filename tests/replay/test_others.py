@@ -32,9 +32,9 @@ def record(**changes: Any) -> TrapRecord:
     return dataclasses.replace(TrapRecord(FOUND, "2026", tracers=ARMED), **changes)
 
 
-def fed(to_the_end: bool, busy: int) -> int:
+def fed(to_the_end: bool, busy: int, recording: Recording = RECORDING) -> int:
     """The steps of a scheduler with an empty tape whose requests take so many."""
-    feeder = Feeder(RECORDING, Tokens(RECORDING, 100))
+    feeder = Feeder(recording, Tokens(recording, 100))
     feeder._on = True
     if to_the_end:
         feeder.to_the_end()
@@ -55,6 +55,13 @@ def test_with_a_fix_the_scheduler_goes_on_until_all_requests_have_ended() -> Non
     assert fed(True, STEPS + 90) == STEPS + 90
     assert fed(True, 1 << 20) == max(SLOWER * STEPS, STEPS + MORE)
     assert fed(True, 9) == 9
+
+
+@pytest.mark.parametrize("why", [Why.IDLE, Why.BUSY])
+def test_a_tape_from_the_middle_goes_on_until_all_requests_have_ended(why: Why) -> None:
+    """What ran there before its beginning is lacking, so batches and their number are others."""
+    middle = dataclasses.replace(RECORDING, begins=dataclasses.replace(RECORDING.begins, why=why))
+    assert fed(False, STEPS + 90, middle) == STEPS + 90
 
 
 @pytest.mark.parametrize(
