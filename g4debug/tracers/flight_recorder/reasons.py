@@ -84,8 +84,11 @@ def _of(scheduler: Any, item: Work, items: list[Work], steps: bool) -> Reason:
     mine = next((s for s in held.requests if s.work.request is item.request), None)
     like = fix = ""
     if refused.pool == admission.SWA:
-        if item.place is Place.CHUNK and mine is not None and mine.behind >= refused.lacks:
-            like, fix = PARKED, "parked-chunk"
+        behind = 0 if mine is None else mine.behind + mine.lock_behind
+        if item.place is Place.CHUNK and mine is not None and behind >= refused.lacks:
+            like = PARKED
+            if mine.behind >= refused.lacks or _lock_can_shrink(scheduler.tree_cache):
+                fix = "parked-chunk"
         elif refused.by_lock:
             like, fix = OWN_PREFIX, _where_it_acts("idle-admission", scheduler)
         elif refused.never and item.place is Place.QUEUE:
@@ -118,6 +121,11 @@ def _where_it_acts(fix: str, scheduler: Any) -> str:
     delayed = getattr(scheduler, "prefill_delayer", None) is not None
     stands_aside = disaggregated or stages > 1 or delayed or frees_without_steps(scheduler)
     return "" if stands_aside else fix
+
+
+def _lock_can_shrink(tree: Any) -> bool:
+    """True for the prefix caches in which parked-chunk lets a lock hold no more than the window."""
+    return type(tree).__name__ == "SWARadixCache" or hasattr(tree, "checkpoint")
 
 
 def _others(scheduler: Any, items: list[Work]) -> bool:

@@ -15,11 +15,16 @@ SHOWN = 4  # requests that are named, and nodes of the prefix cache
 
 @dataclass(frozen=True)
 class Share:
-    """tokens: of the pool, as SGLang counts. behind: those of them that its window has left."""
+    """tokens: of the pool, as SGLang counts. behind: those of them that its window has left.
+
+    lock_behind: of what is locked in the prefix cache, those that its window has left. Only known
+    where nobody else can have locked any.
+    """
 
     work: Work
     tokens: int
     behind: int = 0
+    lock_behind: int = 0
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,8 @@ class Shares:
     def words(self, me: Any) -> Iterator[str]:
         """Who holds how much. me: the request that asks."""
         for share in self.requests[:SHOWN]:
+            if not share.tokens:
+                continue
             whose = "itself" if share.work.request is me else f"request {name(share.work.request)}"
             text = f"{share.tokens} are held by {whose}"
             if share.work.request is not me:
@@ -75,6 +82,13 @@ class Shares:
                 f"the prefix cache has {self.evictable} that it can evict, and {self.locked} that "
                 "requests have locked"
             )
+        for share in self.requests:
+            if share.lock_behind:
+                whose = share.work.request
+                whom = "itself" if whose is me else f"request {name(whose)}"
+                yield (
+                    f"all of those by {whom}, {share.lock_behind} of them behind its sliding window"
+                )
         if self.locked:
             yield from self._locked()
         yield f"{self.free} are free"
@@ -127,21 +141,27 @@ def shares(scheduler: Any, pool: str, items: list[Work]) -> Shares:
     hybrid = hasattr(scheduler.token_to_kv_pool_allocator, "full_available_size")
     sizes = prefix_tree.sizes(prefix_tree.innermost(tree), pool, hybrid)
     window = getattr(tree, "sliding_window_size", None) if pool == admission.SWA else None
+    sessions = _between_turns(scheduler, items)
+    begun = [w for w in items if req_kv.row(w.request) >= 0]
+    alone = len(begun) == 1 and not sessions
     held = []
-    for item in items:
+    for item in begun:
         request = item.request
         allocated = -(-req_kv.column([request], req_kv.ALLOCATED)[0] // page) * page
-        if not allocated or req_kv.row(request) < 0:
+        if not allocated:
             continue
         begin = 0 if sizes is None else req_kv.protected(request) or 0
-        behind = 0
+        behind = lock_behind = 0
         if pool == admission.SWA:
-            begin = max(begin, req_kv.evicted(request))
+            in_tree, begin = begin, max(begin, req_kv.evicted(request))
             if window:
                 committed = req_kv.column([request], req_kv.COMMITTED)[0]
-                behind = max(0, (committed - window) // page * page - begin)
-        if allocated > begin:
-            held.append(Share(item, allocated - begin, behind))
+                edge = max(0, (committed - window) // page * page)
+                behind = max(0, edge - begin)
+                if alone and sizes is not None:
+                    lock_behind = max(0, sizes.protected - max(0, in_tree - edge))
+        if allocated > begin or lock_behind:
+            held.append(Share(item, max(0, allocated - begin), behind, lock_behind))
     held.sort(key=lambda share: -share.tokens)
     free = admission.available(scheduler, pool)
     cached = 0 if sizes is None else sizes.evictable + sizes.protected
@@ -153,7 +173,7 @@ def shares(scheduler: Any, pool: str, items: list[Work]) -> Shares:
         0 if sizes is None else sizes.protected,
         free,
         rest,
-        _between_turns(scheduler, items),
+        sessions,
         None if sizes is None else locked_nodes(prefix_tree.innermost(tree), pool, items),
     )
 

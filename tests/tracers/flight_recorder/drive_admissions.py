@@ -3,7 +3,8 @@
 SGLang's own requests, batches, allocators and prefix cache serve requests that are drawn, without a
 model (tests/versions/served.py). Before SGLang's ``PrefillAdder`` is asked for the first request of
 a round, ``admission`` is: both must agree. A server that stands must be called a deadlock, and one
-that is called a deadlock must stand.
+that is called a deadlock must stand. Where parked-chunk is named for it, what it gives back must be
+enough for another step.
 
 ``drive_admissions.py EXAMPLES [SEED]`` prints ``RESULT`` and how often what came up. With
 ``fixed`` behind that, all servers have one pool, and ignore-eos-admission is in force: none stands.
@@ -24,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "versions"))
 
 import served
 
-from g4debug.fixes import ignore_eos_admission
+from g4debug.fixes import ignore_eos_admission, parked_chunk
 from g4debug.hooking import prefix_tree
 from g4debug.tracers.flight_recorder import admission, reasons, shares
 from g4debug.tracers.flight_recorder.work import Place, Work
@@ -191,6 +192,16 @@ def example(seed: int) -> None:
                 found[f"stands: {first.place.name}"] += 1
                 if reason.like:
                     found[reason.like[:16]] += 1
+                if reason.fix == "parked-chunk":
+                    lacks = admission.refusal(scheduler, first).lacks
+                    held = shares.shares(scheduler, admission.SWA, items).requests
+                    if all(s.behind < lacks for s in held if s.work is first):
+                        found["behind the window is only what it has locked"] += 1
+                    parked_chunk.give_back(server.tree, server.allocator, first.request)
+                    assert server.round(lambda: 1) != "idle", reason
+                    found["parked-chunk helps"] += 1
+                elif first.place is Place.CHUNK:
+                    found[f"no fix: {reason.line}"] += 1
                 if not hybrid:
                     assert reason.fix == "ignore-eos-admission", reason
                     found["stands: single pool"] += 1

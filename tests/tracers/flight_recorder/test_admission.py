@@ -49,7 +49,8 @@ def test_each_refusal_is_foretold_and_each_stand_still_is_a_deadlock():
     # Earlier releases do not count the page that makes a server with one pool stand.
     one_pool = ["stands: single pool"] if targets.matches(">=0.5.21") else []
     for what in (
-        "QUEUE rows", "stands: CHUNK", *one_pool, "as sglang #36458", "by its own prefix"
+        "QUEUE rows", "stands: CHUNK", *one_pool, "as sglang #36458", "by its own prefix",
+        "parked-chunk helps", "behind the window is only what it has locked",
     ):  # fmt: skip
         assert told[what] > 0, told
 
