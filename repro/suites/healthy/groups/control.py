@@ -157,7 +157,7 @@ async def memory_released(client: Client) -> None:
 QUIET = 30.0  # seconds
 
 
-@workload("no traffic", "for 30 s, and requests again; `G4DEBUG_HANG_SECONDS` is its default, 20")
+@workload("no traffic", "for 30 s, and requests again; a hang is 20 s with MTP, and 5 s without")
 async def no_traffic(client: Client) -> None:
     await client.batch(4)
     await asyncio.sleep(QUIET)
@@ -165,7 +165,7 @@ async def no_traffic(client: Client) -> None:
     client.note("seconds without a request", round(QUIET))
 
 
-@workload("a long pause", "in place, for 30 s, in the middle of five answers; the limit is 20 s")
+@workload("a long pause", "in place, for 30 s, in the middle of five answers; a hang as above")
 async def long_pause(client: Client) -> None:
     tasks = await _started(client)
     await _pause(client, "in_place")
