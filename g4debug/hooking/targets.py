@@ -616,6 +616,11 @@ def frees_in_one_place() -> bool:
     return path("pool.release") is not None
 
 
+def restores_pages() -> bool:
+    """True if pages that were taken for a draft can be given back before it writes into them."""
+    return path("pool.restore_state") is not None
+
+
 def captures_apart() -> bool:
     """True if a function of its own makes triton's metadata when a CUDA graph is captured."""
     return path("attn.triton.metadata_capture") is not None
