@@ -26,6 +26,7 @@ from g4debug.backends.base import (
     never_run,
     prefix_is_fetched,
 )
+from g4debug.hooking import targets
 from g4debug.hooking.targets import CPU, H100
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class Fa3(TableAdapter):
     sites = ("attn.fa3.kernel", "attn.fa3.extend", "attn.fa3.decode")
     metadata = "attn.fa3.metadata"
     replay = "attn.fa3.metadata_replay"
+    in_graph = "attn.fa3.metadata_in_graph" if targets.path("attn.fa3.metadata_in_graph") else ""
     tables: ClassVar = {"full": "page_table", "swa": "swa_page_table"}
     lengths = "cache_seqlens_int32"
     unknown_modes = ("MIXED", "SPLIT_PREFILL", "DLLM_EXTEND")

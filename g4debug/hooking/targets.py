@@ -157,6 +157,10 @@ _PLACES: dict[str, str | Places] = {
     "attn.trtllm_mla.decode": f"{_TRTLLM_MLA}.forward_decode",
     "attn.trtllm_mla.kernel": f"{_TRTLLM_MLA}._run_decode_kernel",
     **_backend("fa3", f"{_FA}.FlashAttentionBackend"),
+    # A captured graph fills in the table of a draft extend itself.
+    "attn.fa3.metadata_in_graph": _since(
+        "0.5.23", f"{_FA}.FlashAttentionBackend.init_forward_metadata_in_graph"
+    ),
     "attn.fa3.extend": f"{_FA}.FlashAttentionBackend.forward_extend",
     "attn.fa3.decode": f"{_FA}.FlashAttentionBackend.forward_decode",
     "attn.fa3.kernel": f"{_FA}.flash_attn_with_kvcache",

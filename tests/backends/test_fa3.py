@@ -9,6 +9,8 @@ import torch
 
 from g4debug import backends
 from g4debug.backends import adapter
+from g4debug.faults._in_graph import Overwritten
+from g4debug.faults.tables import tables_of
 from g4debug.settings import Settings
 from g4debug.tracers.base import Context
 from g4debug.tracers.page_table.tracer import PageTableTracer
@@ -145,3 +147,28 @@ def test_the_padding_of_a_graph_is_as_long_as_what_sglang_adds(mode, drafts, fro
         forward_mode=SimpleNamespace(name=mode), spec_info=object() if drafts else None
     )
     assert FA3.padding(backend, batch, frozen) == length
+
+
+@pytest.mark.once("later releases fill in tables in a graph")
+def test_a_page_fault_lasts_where_a_captured_graph_fills_in_the_table(sglang):
+    """FlashAttentionBackend.init_forward_metadata_in_graph writes the table of a draft extend."""
+    assert FA3.in_graph == "attn.fa3.metadata_in_graph"
+    right = torch.arange(1, 7, dtype=torch.int32).view(2, 3)
+    metadata = SimpleNamespace(
+        page_table=right.clone(), swa_page_table=None, cache_seqlens_int32=torch.tensor([9, 12])
+    )
+    backend = SimpleNamespace(
+        forward_metadata=metadata,
+        page_size=PAGE,
+        init_forward_metadata_in_graph=lambda batch: metadata.page_table.copy_(right),
+    )
+    ours = Overwritten(FA3)
+    ours.forget(backend)  # the capture
+    ours.before_replay(backend, None)
+    tables_of(FA3, backend, None, None, ours).write("full", 1, 2, 77)
+    backend.init_forward_metadata_in_graph(None)  # the replay: SGLang's kernel, and then ours
+    ours.fill_in(None, backend)
+    assert metadata.page_table.tolist() == [[1, 2, 3], [4, 5, 77]]
+    ours.before_replay(backend, None)
+    ours.fill_in(None, backend)
+    assert metadata.page_table.tolist() == right.tolist()
