@@ -159,7 +159,7 @@ _PLACES: dict[str, str | Places] = {
     **_backend("fa3", f"{_FA}.FlashAttentionBackend"),
     # A captured graph fills in the table of a draft extend itself.
     "attn.fa3.metadata_in_graph": _since(
-        "0.5.23", f"{_FA}.FlashAttentionBackend.init_forward_metadata_in_graph"
+        "0.5.18", f"{_FA}.FlashAttentionBackend.init_forward_metadata_in_graph"
     ),
     "attn.fa3.extend": f"{_FA}.FlashAttentionBackend.forward_extend",
     "attn.fa3.decode": f"{_FA}.FlashAttentionBackend.forward_decode",
