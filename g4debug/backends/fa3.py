@@ -64,7 +64,8 @@ class Fa3(TableAdapter):
             **kwargs: Any,
         ) -> None:
             self._now = backend, layer, forward_batch
-            if getattr(forward_batch, "attn_attend_prefix_cache", None) is not None:
+            attends = getattr(forward_batch, "attn_attend_prefix_cache", None) is not None
+            if attends and any(forward_batch.extend_prefix_lens_cpu):
                 prefix_is_fetched(guard)
 
         def table_of(table: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:

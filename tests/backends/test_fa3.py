@@ -53,13 +53,14 @@ class It:
         self.tracer.after_backend_init(FA3, self.backend, runner)
         self.layers = [SimpleNamespace(layer_id=n, sliding_window_size=None) for n in range(3)]
 
-    def forward(self, mode="DECODE", table=None, lengths=None, spec_info=None):
+    def forward(self, mode="DECODE", table=None, lengths=None, spec_info=None, **more):
         """What the kernel gets in each layer."""
         table = self.table if table is None else table
         batch = SimpleNamespace(
             forward_mode=SimpleNamespace(name=mode, is_decode=lambda: mode == "DECODE"),
             req_pool_indices=torch.tensor([1, 2]),
             spec_info=spec_info,
+            **more,
         )
         site = "attn.fa3.decode" if mode == "DECODE" else "attn.fa3.extend"
         got = []
@@ -118,6 +119,14 @@ def test_what_is_not_judged_is_passed_on_and_told(how, why, tmp_path):
     assert it.counted() == 0
     (said,) = it.limits()
     assert why in said
+
+
+@pytest.mark.parametrize(("prefixes", "limits"), [([0, 0], 0), ([0, 64], 1)])
+def test_a_prefill_of_mla_without_a_prefix_leaves_nothing_out(prefixes, limits, tmp_path):
+    it = It(tmp_path)
+    how = {"attn_attend_prefix_cache": False, "extend_prefix_lens_cpu": prefixes}
+    it.forward("EXTEND", **how)
+    assert len(it.limits()) == limits
 
 
 def test_without_its_kernels_a_backend_is_not_hooked(monkeypatch):
