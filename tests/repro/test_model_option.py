@@ -165,6 +165,7 @@ def test_a_server_is_drawn_for_a_model(suite, name):
     [
         ("soak", "deepseek", ["--device", "cuda"]),  # it has no shape for a GPU
         ("soak", "qwen3", ["--device", "cuda", "--draft", "eagle"]),
+        ("soak", "llama", ["--device", "cuda", "--draft", "standalone"]),
         ("fuzz", "llama", ["--corrupt"]),
         ("history_suite", "llama", ["--replay"]),
     ],
@@ -175,7 +176,7 @@ def test_what_does_not_go_with_a_model_is_refused(
     monkeypatch.setattr("sys.argv", [module, "--model", model, *options])
     with pytest.raises(SystemExit, match="2"):
         importlib.import_module(module).main()
-    said = "--draft eagle: " if "--draft" in options else f"--model {model}: "
+    said = f"--draft {options[-1]}: " if "--draft" in options else f"--model {model}: "
     assert said in capsys.readouterr().err
 
 
