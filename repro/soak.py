@@ -45,6 +45,7 @@ from harness.verdicts import not_completed
 from rich.console import Console
 from workloads.shapes import DRAFTS, SHAPES
 
+from g4debug import discovery
 from g4debug.cpu.server import DEFAULT
 from g4debug.dumps import reading
 
@@ -142,7 +143,9 @@ def main() -> int:
         help="the attention backend of prefill and decode, such as triton, trtllm_mha or fa3",
     )
     parser.model()
-    parser.add_argument("--draft", default="", choices=("", *DRAFTS, "ngram"), metavar="NAME")
+    parser.add_argument(
+        "--draft", default="", choices=("", *discovery.names("draft")), metavar="NAME"
+    )
     parser.number("--tp", "tensor-parallel ranks, each on a GPU of its own", 1, "RANKS")
     for size, what in (
         ("--tokens", "the KV pool's size (default: 1,024, on a GPU 4,096)"),
@@ -162,6 +165,9 @@ def main() -> int:
         )
     if args.device == "cuda" and args.model not in (DEFAULT, *SHAPES):
         parser.error(f"--model {args.model}: on a GPU expected one of {', '.join(SHAPES)}")
+    if args.device == "cuda" and args.draft not in ("", *DRAFTS, "ngram"):
+        shapes = ", ".join((*DRAFTS, "ngram"))
+        parser.error(f"--draft {args.draft}: on a GPU expected one of {shapes}")
     if args.draft and args.device == "cuda" and args.model != "llama":
         parser.error(
             f"--draft {args.draft}: on a GPU expected --model llama, which it was made for"

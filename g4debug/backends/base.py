@@ -11,12 +11,13 @@ from __future__ import annotations
 import importlib.util
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from g4debug.backends.handed_over import PageTable
 from g4debug.hooking import targets
+from g4debug.hooking.resolved import server_argument
 
 if TYPE_CHECKING:
     import torch
@@ -25,6 +26,15 @@ if TYPE_CHECKING:
     from g4debug.settings import Settings
 
 logger = logging.getLogger("g4debug")
+
+
+PHASES = ("prefill", "decode", "verify", "draft")  # of serving
+# What makes SGLang run forwards of these modes.
+_MODES = {
+    "MIXED": "enable_mixed_chunk",
+    "SPLIT_PREFILL": "enable_pdmux",
+    "DLLM_EXTEND": "dllm_algorithm",
+}
 
 
 class Sites(Protocol):
@@ -66,8 +76,11 @@ class Guarding(Protocol):
         """A layer's lists go to its kernel. Entries that the kernel must not read are replaced."""
         ...
 
-    def judged_in_part(self, backends: Iterable[Any]) -> None:
-        """Some forwards of these backends are not judged. The log names each when it comes."""
+    def judged_in_part(self, backends: Iterable[Any], phases: Iterable[str] = PHASES) -> None:
+        """Some forwards of these backends in these phases are not judged.
+
+        The log names each when it comes.
+        """
         ...
 
     def not_guarded(self, what: str, why: str) -> None:
@@ -85,7 +98,8 @@ class Guarding(Protocol):
 class Adapter(ABC):
     """One attention backend. Its sites are names in :data:`g4debug.hooking.targets.SITES`.
 
-    name: the backend's name on SGLang's command line.
+    name: the backend's name on SGLang's command line. unknown_modes: those of a prefill that were
+        never run with it, and are not judged.
     built: the site of its constructor, which gets (backend, model_runner, ...).
     needs: a module without which SGLang cannot import the backend, '' if any SGLang can.
     releases: those whose backend is as it is known here, as a version specifier; on others it is
@@ -113,6 +127,8 @@ class Adapter(ABC):
     """
 
     name: str
+    hands: str  # what it hands over, a plural
+    unknown_modes: tuple[str, ...] = ()
     built: str
     needs: str = ""
     releases: str = ""
@@ -121,7 +137,7 @@ class Adapter(ABC):
     metadata: str
     replay: str = ""
     in_graph: str = ""
-    phases: tuple[str, ...] = ("prefill", "decode", "verify", "draft")
+    phases: tuple[str, ...] = PHASES
     run: ClassVar[Mapping[str, tuple[str, ...]]]
     views: tuple[str, ...] | None = None
     lengths_on_device: bool = False
@@ -167,6 +183,8 @@ class Adapter(ABC):
 
     def learn(self, backend: Any, model_runner: Any, guard: Guarding) -> bool:
         """A backend was built. False if entries cannot be compared with ``req_to_token``."""
+        for why, phases in self.left_out(backend, model_runner):
+            self.leave_out(backend, guard, why, phases)
         translator = getattr(backend, "kv_index_translator", None)
         moves = getattr(backend, "_translate_kv_loc", None) is not None or bool(
             getattr(translator, "is_translating", False)
@@ -178,6 +196,23 @@ class Adapter(ABC):
                 "places than req_to_token has",
             )
         return not moves
+
+    def left_out(self, backend: Any, model_runner: Any) -> Iterator[tuple[str, Iterable[str]]]:
+        """Why some forwards of a backend will not be judged on this server, and in which phases."""
+        args = getattr(model_runner, "server_args", None)
+        for mode in self.unknown_modes:
+            if server_argument(args, _MODES[mode]):
+                yield never_run(mode), ("prefill",)
+        config = getattr(model_runner, "model_config", None)
+        if getattr(config, "is_local_attention_model", False):
+            yield CHUNKS, self.phases
+
+    def leave_out(
+        self, backend: Any, guard: Guarding, why: str, phases: Iterable[str] = PHASES
+    ) -> None:
+        """Some of what a backend hands over in these phases is not judged."""
+        guard.judged_in_part([backend], phases)
+        guard.not_guarded(f"some of {self.name}'s {self.hands} are not judged", why)
 
     def note(self, backend: Any, batch: Any, captured: bool) -> None:
         """The backend has made its metadata for this ForwardBatch. captured: for a CUDA graph."""
@@ -212,6 +247,22 @@ class Adapter(ABC):
         return ""
 
 
+SHARDS = "each rank has a part of the KV"
+CHUNKS = "some of its layers read the chunk that a token is in, and not all that a row has"
+ENCODER = "an encoder's tokens come first in the rows"
+
+
+def has_encoder(model_runner: Any) -> bool:
+    """True if the model has an encoder, whose tokens have KV, too."""
+    config = getattr(model_runner, "model_config", None)
+    return bool(getattr(config, "is_encoder_decoder", False))
+
+
+def never_run(mode: str) -> str:
+    """Why a forward of this mode is not judged."""
+    return f"a {mode} was never run with it"
+
+
 def prefix_is_fetched(guard: Guarding) -> None:
     """Say that a prefill of MLA has a prefix of which the kernel gets no table and no list."""
     guard.not_guarded(
@@ -234,6 +285,7 @@ class TableAdapter(Adapter):
     read, integer [rows]. Before a replay they are the static ones of its graph.
     """
 
+    hands = "page tables"
     tables: ClassVar[Mapping[str, str]]
     lengths: str
 
@@ -274,6 +326,8 @@ class TableAdapter(Adapter):
 
 class ListAdapter(Adapter):
     """A backend that hands lists of tokens to its kernels."""
+
+    hands = "lists of tokens"
 
     @abstractmethod
     def entries_of(self, backend: Any, layer: Any) -> torch.Tensor | None:

@@ -13,13 +13,27 @@ each layer, one of them for the branches, and none of these is judged.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from g4debug.backends.base import Guarding, Sites, TableAdapter, prefix_is_fetched
+from g4debug.backends.base import (
+    ENCODER,
+    SHARDS,
+    Guarding,
+    Sites,
+    TableAdapter,
+    has_encoder,
+    never_run,
+    prefix_is_fetched,
+)
+from g4debug.hooking import targets
 from g4debug.hooking.targets import CPU, H100
 
 if TYPE_CHECKING:
     import torch
+
+BRANCHES = "a draft has several paths, and their branches have tables of their own"
+SPECIAL = "it is made for a special kind of attention, and says other things than rows do"
 
 
 class Fa3(TableAdapter):
@@ -29,8 +43,10 @@ class Fa3(TableAdapter):
     sites = ("attn.fa3.kernel", "attn.fa3.extend", "attn.fa3.decode")
     metadata = "attn.fa3.metadata"
     replay = "attn.fa3.metadata_replay"
+    in_graph = "attn.fa3.metadata_in_graph" if targets.path("attn.fa3.metadata_in_graph") else ""
     tables: ClassVar = {"full": "page_table", "swa": "swa_page_table"}
     lengths = "cache_seqlens_int32"
+    unknown_modes = ("MIXED", "SPLIT_PREFILL", "DLLM_EXTEND")
     run: ClassVar = {"0.5.23": (CPU, H100)}
 
     def __init__(self) -> None:
@@ -48,7 +64,8 @@ class Fa3(TableAdapter):
             **kwargs: Any,
         ) -> None:
             self._now = backend, layer, forward_batch
-            if getattr(forward_batch, "attn_attend_prefix_cache", None) is not None:
+            attends = getattr(forward_batch, "attn_attend_prefix_cache", None) is not None
+            if attends and any(forward_batch.extend_prefix_lens_cpu):
                 prefix_is_fetched(guard)
 
         def table_of(table: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
@@ -63,7 +80,7 @@ class Fa3(TableAdapter):
                 return known
             why = strange(table, given, backend, batch)
             if why:
-                guard.not_guarded("some of fa3's page tables are not judged", why)
+                self.leave_out(backend, guard, why)
                 return table
             return guard.page_table(self, self.handed(table, backend, layer), backend, layer, batch)
 
@@ -73,8 +90,19 @@ class Fa3(TableAdapter):
 
     def learn(self, backend: Any, model_runner: Any, guard: Guarding) -> bool:
         if getattr(backend, "use_mla", False):
-            guard.judged_in_part([backend])
+            guard.judged_in_part([backend], ("prefill",))
         return super().learn(backend, model_runner, guard)
+
+    def left_out(self, backend: Any, model_runner: Any) -> Iterator[tuple[str, Iterable[str]]]:
+        yield from super().left_out(backend, model_runner)
+        if _has_branches(backend):
+            yield BRANCHES, ("verify", "draft")
+        if getattr(backend, "_kv_shard_pool", None) is not None:
+            yield SHARDS, self.phases
+        if has_encoder(model_runner):
+            yield ENCODER, self.phases
+        if getattr(backend, "is_prefill_aware_swa", False):
+            yield SPECIAL, ("decode",)
 
     def padding(self, backend: Any, batch: Any, frozen: bool) -> int:
         """Before each replay SGLang resets the lengths of the padding rows."""
@@ -90,16 +118,22 @@ def strange(table: torch.Tensor, given: dict[str, Any], backend: Any, batch: Any
     """Why this table is not judged; '' if it is. given: the arguments of the kernel."""
     metadata, mode = backend.forward_metadata, batch.forward_mode
     if mode.name not in ("EXTEND", "DECODE", "TARGET_VERIFY", "DRAFT_EXTEND_V2"):
-        return f"a {mode.name} was never run with it"
-    if batch.spec_info is not None and int(getattr(backend, "topk", 0) or 0) > 1:
-        return "a draft has several paths, and their branches have tables of their own"
+        return never_run(mode.name)
+    if getattr(batch, "encoder_lens", None) is not None:
+        return ENCODER
+    if batch.spec_info is not None and _has_branches(backend):
+        return BRANCHES
     if table is not metadata.page_table and table is not metadata.swa_page_table:
-        return "it is made for a special kind of attention, and says other things than rows do"
+        return SPECIAL
     if given.get("cache_seqlens") is not metadata.cache_seqlens_int32:
         return "it is handed over with lengths that are not those of the rows"
     if getattr(backend, "_kv_shard_pool", None) is not None:
-        return "each rank has a part of the KV"
+        return SHARDS
     return ""
+
+
+def _has_branches(backend: Any) -> bool:
+    return int(getattr(backend, "topk", 0) or 0) > 1
 
 
 ADAPTER = Fa3()

@@ -21,10 +21,11 @@ the work is cut. Verify, drafts and prefills in a CUDA graph were never run and 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from g4debug.backends.base import Guarding, ListAdapter, Sites
+from g4debug.backends.base import Guarding, ListAdapter, Sites, never_run
 from g4debug.backends.handed_over import TokenLists
 from g4debug.hooking import targets
 from g4debug.hooking.targets import CPU, H100
@@ -32,6 +33,11 @@ from g4debug.hooking.targets import CPU, H100
 if TYPE_CHECKING:
     import torch
 
+SPECIAL = "an encoder, scoring of several items or a diffusion model reads in other ways"
+COPY_IN = "a {} reads a copy of its KV, with places of its own"
+OF_EACH_ROW = "in a prefill from pages a sliding layer's lists have a window for each row"
+# Fields of SGLang's backend. If one of them is set, a prefill reads its new tokens from pages, too.
+FROM_PAGES = ("is_multimodal", "enable_mis", "enable_deterministic", "use_paged")
 _PLANNED = "g4debug_planned"  # attribute of SGLang's metadata
 
 
@@ -57,6 +63,7 @@ class FlashInfer(ListAdapter):
     metadata = "attn.flashinfer.metadata"
     replay = "attn.flashinfer.metadata_replay"
     phases = ("prefill", "decode")
+    unknown_modes = ("SPLIT_PREFILL", "DLLM_EXTEND")
     run: ClassVar = {"0.5.23": (CPU, H100)}
 
     def __init__(self) -> None:
@@ -101,6 +108,17 @@ class FlashInfer(ListAdapter):
     def learn(self, backend: Any, model_runner: Any, guard: Guarding) -> bool:
         self._windows[id(backend)] = getattr(model_runner, "sliding_window_size", None)
         return super().learn(backend, model_runner, guard)
+
+    def left_out(self, backend: Any, model_runner: Any) -> Iterator[tuple[str, Iterable[str]]]:
+        yield from super().left_out(backend, model_runner)
+        if self.is_special(backend):
+            yield SPECIAL, self.phases
+        for phase in self.phases:
+            if getattr(backend, f"{phase}_uses_dequant_workspace", False):
+                yield COPY_IN.format(phase), (phase,)
+        slides = self._windows.get(id(backend)) is not None
+        if slides and any(getattr(backend, name, False) for name in FROM_PAGES):
+            yield OF_EACH_ROW, ("prefill",)
 
     def indices(self, backend: Any, batch: Any) -> torch.Tensor | None:
         return planned(backend.forward_metadata).indices
@@ -167,18 +185,18 @@ class FlashInfer(ListAdapter):
             if batch.spec_info is not None:
                 why = "a decode of a draft was never run with it"
             elif getattr(backend, "decode_uses_dequant_workspace", False):
-                why = "a decode reads a copy of its KV, with places of its own"
+                why = COPY_IN.format("decode")
         elif mode in ("EXTEND", "MIXED"):
             if captured:
                 why = "a prefill in a CUDA graph was never run with it"
             elif getattr(backend, "prefill_uses_dequant_workspace", False):
-                why = "a prefill reads a copy of its KV, with places of its own"
+                why = COPY_IN.format("prefill")
             elif self.is_ragged(metadata):
                 lengths, window = batch.extend_prefix_lens, -1 if size is None else size
         else:
-            why = f"{mode} was never run with it"
+            why = never_run(mode)
         if self.is_special(backend):
-            why = "an encoder, scoring of several items or a diffusion model reads in other ways"
+            why = SPECIAL
         setattr(metadata, _PLANNED, Planned(batch.req_pool_indices, lengths, window, why))
 
     def is_ragged(self, metadata: Any) -> bool:
@@ -201,7 +219,7 @@ class FlashInfer(ListAdapter):
         indices, indptr = self.entries(wrapper), self.begins(backend, wrapper, rows)
         why = of.why
         if not why and sliding and of.window < 0:
-            why = "in a prefill from pages a sliding layer's lists have a window for each row"
+            why = OF_EACH_ROW
         if not why and (indices is None or indptr is None):
             why = "this release of FlashInfer keeps them elsewhere"
         if indices is None or indptr is None or of.lengths is None:
@@ -213,8 +231,7 @@ class FlashInfer(ListAdapter):
         elif not why and indptr.device != of.lengths.device:
             why = "they are on another device than the lengths"
         if why:
-            guard.judged_in_part([backend])
-            guard.not_guarded(f"some of {self.name}'s lists of tokens are not judged", why)
+            self.leave_out(backend, guard, why)
             return None
         return TokenLists(
             indices=indices,  # type: ignore[arg-type]

@@ -36,7 +36,7 @@ class FlashInferMla(FlashInfer):
 
     def learn(self, backend: Any, model_runner: Any, guard: Guarding) -> bool:
         if getattr(backend, "enable_chunk_kv", False):
-            guard.judged_in_part([backend])
+            guard.judged_in_part([backend], ("prefill",))
         return super().learn(backend, model_runner, guard)
 
     def reads_no_list(self, backend: Any, batch: Any, guard: Guarding | None = None) -> bool:

@@ -11,9 +11,10 @@ longest one, behind its own tokens, so that there only ranges could be.)
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from g4debug.backends.base import Guarding, Sites, TableAdapter, prefix_is_fetched
+from g4debug.backends.base import SHARDS, Guarding, Sites, TableAdapter, prefix_is_fetched
 from g4debug.backends.flashinfer_mla import FlashInferMla
 from g4debug.backends.handed_over import PageTable
 from g4debug.hooking.targets import CPU
@@ -41,6 +42,7 @@ class MlaTables(TableAdapter):
     tables: ClassVar = {"full": "block_kv_indices"}
     lengths = ""  # those of the batch
     argument: str
+    unknown_modes = ("SPLIT_PREFILL", "DLLM_EXTEND")
     run: ClassVar = {"0.5.23": (CPU,)}
 
     def __init__(self) -> None:
@@ -91,7 +93,7 @@ class MlaTables(TableAdapter):
             backend, layer, batch = self._now
             why = _strange(backend, batch)
             if why:
-                guard.not_guarded(f"some of {self.name}'s page tables are not judged", why)
+                self.leave_out(backend, guard, why)
                 return table
             whole = self.whole(table, backend, batch)
             known = guard.again(whole, backend, layer)
@@ -120,8 +122,13 @@ class MlaTables(TableAdapter):
 
     def learn(self, backend: Any, model_runner: Any, guard: Guarding) -> bool:
         if getattr(backend, "enable_chunk_kv", False):
-            guard.judged_in_part([backend])
+            guard.judged_in_part([backend], ("prefill",))
         return super().learn(backend, model_runner, guard)
+
+    def left_out(self, backend: Any, model_runner: Any) -> Iterator[tuple[str, Iterable[str]]]:
+        yield from super().left_out(backend, model_runner)
+        if getattr(backend, "_kv_shard_pool", None) is not None:
+            yield SHARDS, self.phases
 
     def made(self, backend: Any, batch: Any) -> Any:
         plain = batch is not None and not _strange(backend, batch)
@@ -145,5 +152,5 @@ def _strange(backend: Any, batch: Any) -> str:
     if batch.forward_mode.name != "DECODE" or batch.spec_info is not None:
         return f"a {batch.forward_mode.name} of a draft, or of a kind that was never run with it"
     if getattr(backend, "_kv_shard_pool", None) is not None:
-        return "each rank has a part of the KV"
+        return SHARDS
     return ""

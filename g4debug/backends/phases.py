@@ -30,19 +30,22 @@ class Phase:
 
 
 def of(
-    scheduler: Any, adapters: Mapping[int, Adapter], in_part: Collection[int] = ()
+    scheduler: Any,
+    adapters: Mapping[int, Adapter],
+    in_part: Mapping[int, Collection[str]] | None = None,
 ) -> list[Phase]:
     """The phases of this server. [] if its backends cannot be found.
 
-    adapters: the adapter of each backend that is guarded, by id() of the backend. in_part: id() of
-        each backend with some forwards that are not judged.
+    adapters: the adapter of each backend that is guarded, by id() of the backend. in_part: the
+        phases in which some forwards are not judged, by the same.
     """
     phases = []
     for name, backend in built(scheduler).items():
         adapter = adapters.get(id(backend))
         called = type(backend).__name__ if adapter is None else adapter.name
         guarded = adapter is not None and name in adapter.phases
-        phases.append(Phase(name, called, guarded, id(backend) in in_part))
+        partly = name in (in_part or {}).get(id(backend), ())
+        phases.append(Phase(name, called, guarded, partly))
     return phases
 
 

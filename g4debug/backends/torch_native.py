@@ -12,9 +12,10 @@ mistake), so these are not judged. CUDA graphs it has none.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from g4debug.backends.base import Guarding, Sites, TableAdapter
+from g4debug.backends.base import ENCODER, Guarding, Sites, TableAdapter, has_encoder, never_run
 from g4debug.backends.handed_over import PageTable
 from g4debug.hooking.layer_pools import pool_of_layer, request_table
 from g4debug.hooking.targets import CPU
@@ -22,9 +23,13 @@ from g4debug.hooking.targets import CPU
 if TYPE_CHECKING:
     import torch
 
+SWA = "it reads the SWA pool by indices of the full pool, which is SGLang's mistake"
+
 
 class TorchNative(TableAdapter):
     name = "torch_native"
+    hands = "rows"
+    unknown_modes = ("SPLIT_PREFILL", "DLLM_EXTEND")
     built = "attn.torch_native.init"
     sites = ("attn.torch_native.extend", "attn.torch_native.decode")
     metadata = "attn.torch_native.metadata"
@@ -51,7 +56,7 @@ class TorchNative(TableAdapter):
         ) -> None:
             why = self._strange(backend, layer, forward_batch)
             if why:
-                guard.not_guarded("some of what torch_native reads is not judged", why)
+                self.leave_out(backend, guard, why)
                 return
             table = self._table(backend, layer, forward_batch)
             if guard.again(table, backend, layer) is None:
@@ -65,14 +70,21 @@ class TorchNative(TableAdapter):
         self._pages = self.page_size(backend, model_runner)
         return super().learn(backend, model_runner, guard)
 
+    def left_out(self, backend: Any, model_runner: Any) -> Iterator[tuple[str, Iterable[str]]]:
+        yield from super().left_out(backend, model_runner)
+        if getattr(getattr(model_runner, "token_to_kv_pool", None), "swa_kv_pool", None):
+            yield SWA, self.phases
+        if has_encoder(model_runner):
+            yield ENCODER, self.phases
+
     def _strange(self, backend: Any, layer: Any, batch: Any) -> str:
         """Why this layer is not judged; '' if it is."""
         if pool_of_layer(backend, layer, batch)[1] == "swa":
-            return "it reads the SWA pool by indices of the full pool, which is SGLang's mistake"
+            return SWA
         if batch.encoder_lens is not None:
-            return "an encoder's tokens come first in the rows"
+            return ENCODER
         if batch.forward_mode.name not in ("EXTEND", "DECODE", "MIXED"):
-            return f"{batch.forward_mode.name} was never run with it"
+            return never_run(batch.forward_mode.name)
         return ""
 
     def _table(self, backend: Any, layer: Any, batch: Any) -> torch.Tensor:

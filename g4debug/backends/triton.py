@@ -15,6 +15,7 @@ SGLang fills in before each replay.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 # The fix triton-decode-window leaves here, on a backend, how many keys a decode lists.
 DECODE_KEYS = "g4debug_decode_keys"
+OTHER_LISTS = "with --enable-deterministic-inference sliding layers prefill with other lists"
 _BUILT = "g4debug_built"  # attribute of SGLang's metadata
 
 
@@ -115,7 +117,7 @@ class Triton(ListAdapter):
             window = int(getattr(draft, "draft_window_size", 0) or 0)
             for step, backend in enumerate(draft.attn_backends):
                 self._step[id(backend)] = step, int(draft.topk), window
-            guard.judged_in_part(draft.attn_backends)
+            guard.judged_in_part(draft.attn_backends, ("draft",))
             return result
 
         def before_attention(
@@ -138,6 +140,12 @@ class Triton(ListAdapter):
         context.after("attn.triton.multi_step", after_multi_step)
         context.before("attn.triton.decode", before_attention)
         context.before("attn.triton.extend", before_attention)
+
+    def left_out(self, backend: Any, model_runner: Any) -> Iterator[tuple[str, Iterable[str]]]:
+        yield from super().left_out(backend, model_runner)
+        slides = (getattr(backend, "sliding_window_size", None) or 0) > 0
+        if slides and getattr(backend, "enable_deterministic", False):
+            yield OTHER_LISTS, ("prefill",)
 
     def indices(self, backend: Any, batch: Any) -> torch.Tensor | None:
         return built(backend.forward_metadata).indices
@@ -215,7 +223,7 @@ class Triton(ListAdapter):
         indptr = metadata.window_kv_indptr if sliding else metadata.kv_indptr
         why = of.why
         if sliding and getattr(metadata, "aligned_window_kv_indices", None) is not None:
-            why = "with --enable-deterministic-inference sliding layers prefill with other lists"
+            why = OTHER_LISTS
         if not why and (indptr is None or indices is None):
             why = f"it has no list for {'sliding' if sliding else 'full'} layers"
         if not why and (of.lengths is None or of.lengths.shape[0] < indptr.shape[0] - 1):
@@ -223,7 +231,7 @@ class Triton(ListAdapter):
         if not why and not (indptr.is_contiguous() and indices.is_contiguous()):
             why = "they are not contiguous"
         if why:
-            guard.not_guarded("some of triton's lists of tokens are not judged", why)
+            self.leave_out(backend, guard, why)
             return None
         mask, starts = metadata.custom_mask, metadata.mask_indptr
         masked = of.verify and mask is not None and starts is not None

@@ -251,8 +251,10 @@ def _models(d: Diagnosis, settings: Settings) -> None:
 
     What a server runs is known in its scheduler only, which judges it by the same table.
     """
-    release = str(targets.sglang_version())
-    for run in there(release, settings.cpu or not d.gpus):
+    release, on_cpu = str(targets.sglang_version()), settings.cpu or not d.gpus
+    kind = "" if on_cpu else _kind(d.gpus)
+    # All runs on a GPU were on these kinds.
+    for run in there(release, on_cpu) if kind in ("", *targets.GPUS_RUN) else ():
         d.models.append(Row(run.models, "run", f"{run.attention}, {run.window}: {run.with_what}"))
     state = "judged" if settings.takes_the_risk else "refused"
     why = "" if state == "judged" else f"by the server's scheduler at its start. {WAYS}"

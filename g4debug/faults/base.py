@@ -18,7 +18,16 @@ from g4debug.hooking.older import older_module
 logger = logging.getLogger("g4debug")
 Hook = Callable[..., Any]
 Put = Callable[[Hook], Hook]  # a decorator
-Asked = Literal["a draft", "a SWA pool", "page tables"]
+Asked = Literal[
+    "a draft",
+    "a draft model",
+    "a draft that reads the target's KV",
+    "hidden states that a draft begins with",
+    "a SWA pool",
+    "page tables",
+    "lists of tokens",
+    "a prefix cache",
+]
 
 
 @dataclass(frozen=True)

@@ -30,4 +30,5 @@ FAULT = Fault(
     title="the prefix cache hands out its pages in another order",
     tasks={"on": "each page is the one before it", "reverse": "the last page comes first"},
     caught_by=("prefix-cache",),
+    asks=("a prefix cache",),
 )

@@ -28,5 +28,5 @@ FAULT = Fault(
     title="the draft looks tokens up in half of the target's embedding table",
     tasks={"on": "give it the lower half of the rows"},
     caught_by=CAUGHT_BY,
-    asks=("a draft",),
+    asks=("a draft that reads the target's KV",),
 )

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from g4debug import backends
-from g4debug.backends.base import TableAdapter
+from g4debug import backends, speculation
+from g4debug.backends.base import Adapter, ListAdapter, TableAdapter
 from g4debug.combinations.seen import NO_DRAFT, Combination, running
 from g4debug.faults.base import Asked, Fault, Injection
 from g4debug.hooking.hooks import Hooks, Isolated, Order
+from g4debug.hooking.prefix_sharing import keeps_prefixes
 from g4debug.hooking.resolved import server_argument
 
 logger = logging.getLogger("g4debug")
@@ -22,7 +23,7 @@ def install(injections: Iterable[Injection], hooks: Hooks) -> None:
 
     def after(result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
         ranks = int(server_argument(getattr(scheduler, "server_args", None), "tp_size", 1))
-        for fault, lacks in idle(faults, running(scheduler), ranks):
+        for fault, lacks in idle(faults, what_it_has(scheduler), ranks):
             logger.warning(
                 "g4debug: the fault %s can never fire in this server, which has no %s", fault, lacks
             )
@@ -35,13 +36,36 @@ def install(injections: Iterable[Injection], hooks: Hooks) -> None:
         hooks.after("scheduler.init", Order.FAULT, "clock", told)
 
 
-def idle(faults: Iterable[Fault], found: Combination, ranks: int) -> Iterator[tuple[str, str]]:
-    """(id of a fault, what the server lacks for it) of each that can never fire."""
-    has: dict[Asked, bool] = {
-        "a draft": found.draft != NO_DRAFT,
+def what_it_has(scheduler: Any) -> dict[Asked, bool]:
+    """What the faults ask for -> whether this server has it, or may have it."""
+    has = what_runs(running(scheduler))
+    tree = getattr(scheduler, "tree_cache", None)
+    if tree is not None:
+        has["a prefix cache"] = keeps_prefixes(tree)
+    return has
+
+
+def what_runs(found: Combination) -> dict[Asked, bool]:
+    """The same, as far as it follows from what the server runs."""
+    drafts = found.draft != NO_DRAFT
+    worker = next((w for w in speculation.adapters() if w.name == found.draft), None)
+    return {
+        "a draft": drafts,
+        "a draft model": drafts and (worker is None or worker.draft_writes_kv is not None),
+        "a draft that reads the target's KV": drafts
+        and (worker is None or worker.draft_writes_kv is False),
+        "hidden states that a draft begins with": drafts and (worker is None or worker.hidden),
         "a SWA pool": not found.pool or "SWA" in found.pool,
         "page tables": not found.backends or any(map(_has_tables, found.backends)),
+        "lists of tokens": not found.backends or any(map(_has_lists, found.backends)),
+        "a prefix cache": True,
     }
+
+
+def idle(
+    faults: Iterable[Fault], has: Mapping[Asked, bool], ranks: int
+) -> Iterator[tuple[str, str]]:
+    """(id of a fault, what the server lacks for it) of each that can never fire."""
     for fault in faults:
         lacks = [what.removeprefix("a ") for what in fault.asks if not has[what]]
         if ranks < fault.ranks:
@@ -52,8 +76,17 @@ def idle(faults: Iterable[Fault], found: Combination, ranks: int) -> Iterator[tu
 
 def _has_tables(backend: str) -> bool:
     """True if the backend's metadata have page tables. One that reads SGLang's rows has none."""
-    try:
-        found = backends.adapter(backend)
-    except KeyError:
-        return False
+    found = _adapter(backend)
     return isinstance(found, TableAdapter) and bool(found.tables)
+
+
+def _has_lists(backend: str) -> bool:
+    """True if the faults in lists find some: not those of a prefill of MLA's page tables."""
+    return isinstance(_adapter(backend), ListAdapter)
+
+
+def _adapter(backend: str) -> Adapter | None:
+    try:
+        return backends.adapter(backend)
+    except KeyError:
+        return None

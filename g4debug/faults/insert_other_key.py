@@ -56,5 +56,6 @@ FAULT = Fault(
         "namespace": "its key is in another namespace",
     },
     caught_by=("prefix-cache",),
+    asks=("a prefix cache",),
     drills=("1*token", "1*namespace"),
 )

@@ -52,4 +52,5 @@ FAULT = Fault(
     title="a request hands more to the prefix cache than it has",
     tasks={"on": "a page more than it has room for"},
     caught_by=("prefix-cache",),
+    asks=("a prefix cache",),
 )

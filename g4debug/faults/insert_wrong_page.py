@@ -38,4 +38,5 @@ FAULT = Fault(
     title="a request hands a wrong page to the prefix cache",
     tasks={"on": "its first page twice", "shift": "the slots of its last page, shifted by one"},
     caught_by=("prefix-cache",),
+    asks=("a prefix cache",),
 )

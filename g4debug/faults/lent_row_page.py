@@ -47,4 +47,5 @@ FAULT = Fault(
     title="a row of req_to_token names another page than the prefix cache lent, in the same place",
     tasks={"on": "write the page that another request has for the same tokens"},
     caught_by=("prefix-cache",),
+    asks=("a prefix cache",),
 )

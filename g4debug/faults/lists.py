@@ -130,7 +130,7 @@ def declare(
         tasks=TASKS,
         caught_by=("page-table",),
         watched=watched,
-        asks=asks,
+        asks=("lists of tokens", *asks),
         selectors=("mode", "runner"),
         drills=("1*on@runner=target@mode=target_verify", "1*on@runner=draft@mode=decode"),
         backend=drilled(),

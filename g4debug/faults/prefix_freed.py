@@ -37,5 +37,6 @@ FAULT = Fault(
     title="a page of the prefix cache is freed while a running request reads it",
     tasks={"on": "free the first full page of one request that decodes"},
     caught_by=("page-table", "pool-leak", "kv-allocator"),
+    asks=("a prefix cache",),
     selectors=("request",),
 )

@@ -33,6 +33,7 @@ FAULT = Fault(
     title="the prefix cache evicts before a step, as it does under load",
     tasks={"on": "evict as many tokens as the argument says"},
     caught_by=(),
+    asks=("a prefix cache",),
     arguments=("on",),
     counts="a number of tokens",
     default=256,

@@ -32,5 +32,5 @@ FAULT = Fault(
     title="a draft-extend input is on the batch where a draft input belongs",
     tasks={"on": "put the draft-extend input there"},
     caught_by=CAUGHT_BY,
-    asks=("a draft",),
+    asks=("a draft model",),
 )

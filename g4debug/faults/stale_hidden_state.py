@@ -66,6 +66,6 @@ FAULT = Fault(
         "draft": "the next draft gets them",
     },
     caught_by=CAUGHT_BY,
-    asks=("a draft",),
+    asks=("hidden states that a draft begins with",),
     drills=("1*on", "1*draft"),
 )

@@ -55,7 +55,7 @@ FAULT = Fault(
         "finished": "leave it where every request finished",
     },
     caught_by=CAUGHT_BY,
-    asks=("a draft",),
+    asks=("a draft model",),
     # "finished" does harm only if a merge follows; repro/zero_accept_merge.py shows it.
     drills=("1*on",),
 )

@@ -50,7 +50,7 @@ FAULT = Fault(
         "rows": "the tokens of two requests are exchanged",
     },
     caught_by=CAUGHT_BY,
-    asks=("a draft",),
+    asks=("a draft model",),
     drills=("1*length", "1*token", "1*rows"),
     needs=("result.resolve",),
 )

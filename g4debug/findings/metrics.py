@@ -62,6 +62,14 @@ class Metrics:
             registry=registry,
             multiprocess_mode="mostrecent",
         )
+        self._declined = Gauge(
+            "g4debug_declined",
+            "1 if the tracer is off since the start, as the documentation says of every server of "
+            "this kind; else 0.",
+            names,
+            registry=registry,
+            multiprocess_mode="mostrecent",
+        )
         self._limited = Gauge(
             "g4debug_limited",
             "How many limits the tracer has: things that it does not judge on this server.",
@@ -91,6 +99,8 @@ class Metrics:
             off = record.off and not record.idle  # idle: an alert could never be cleared
             blind = bool(off or record.dead or record.silent)
             self._armed.labels(**mine).set(0 if blind else 1)
+            failed = record.dead or record.silent
+            self._declined.labels(**mine).set(int(record.declined and not failed))
             self._limited.labels(**mine).set(len(record.limits))
             for done in record.checked:
                 self._raise(self._checks, done.count, **mine, checked=done.what)

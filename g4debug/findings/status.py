@@ -32,6 +32,7 @@ class Limit:
     what: str
     why: str
     step: int = -1  # 0: since the start, before the first step
+    documented: bool = False  # it is so on every server of this kind, and nothing has failed
 
 
 @dataclass(frozen=True)
@@ -58,15 +59,23 @@ class TracerStatus:
     findings: dict[str, int] = field(default_factory=dict)  # kind -> how many
     silent: tuple[str, ...] = ()  # where it judges nothing, and nobody knows why
     nothing: str = ""  # what it could judge besides, and why this server has none of it
+    declined: bool = False  # it is off on every server of this kind, and nothing has failed
 
     @property
     def sound(self) -> bool:
-        """True if it judges all that this server has for it, and no hook of it is known to be dead.
+        """True if it judges what it can on a server of this kind, and no hook is known to be dead.
 
-        The server may have nothing of that.
+        The server may have nothing of that. One that judges nothing of what there is, is not sound,
+        even if that is documented.
         """
         off = self.off and not self.idle
-        return not (off or self.limits or self.dead or self.silent)
+        limited = any(not x.documented for x in self.limits)
+        return not (off or limited or self.dead or self.silent)
+
+    @property
+    def whole(self) -> bool:
+        """True if it judges all that this server has for it."""
+        return self.sound and not self.limits
 
     @property
     def idle(self) -> bool:
@@ -85,13 +94,17 @@ class TracerStatus:
         if self.idle:
             return f"nothing to judge: {self.nothing}"
         if self.off:
-            return f"off{_since(self.off_step)}: {self.off}"
+            return f"off{_how(self.declined, self.off_step)}: {self.off}"
         said = [f"armed: {self.mode}" if self.mode else "on"]
-        said += [f"limited{_since(x.step)}: {x.what} ({x.why})" for x in self.limits]
+        said += [f"limited{_how(x.documented, x.step)}: {x.what} ({x.why})" for x in self.limits]
         said += [f"its hook does not run at {x}" for x in self.dead]
         said += [f"judges nothing {x}" for x in self.silent]
         said += [f"nothing to judge: {self.nothing}"] if self.nothing else []
         return "; ".join(said)
+
+
+def _how(documented: bool, step: int) -> str:
+    return (", as documented" if documented else "") + _since(step)
 
 
 def _since(step: int) -> str:
@@ -157,16 +170,23 @@ class Part:
         return self.tallies.setdefault(what, Tally())
 
     def limit(
-        self, what: str, why: str, error: BaseException | None = None, *, quiet: bool = False
+        self,
+        what: str,
+        why: str,
+        error: BaseException | None = None,
+        *,
+        quiet: bool = False,
+        documented: bool = False,
     ) -> None:
         """Something is not judged any more, or was never judged here.
 
         what: the checks that are left, or those that are missing ("ranges only"). why: the reason.
         error: the failure of ours that it comes from; it is logged with its traceback. quiet: do
-        not log it, because the caller says it for several parts at once.
+        not log it, because the caller says it for several parts at once. documented: it is so on
+        every server of this kind, and the documentation says it.
         """
         what, why = what[:MAX_TEXT], why[:MAX_TEXT]
-        if self._limited(what, why) and not self.is_off and not quiet:
+        if self._limited(what, why, documented) and not self.is_off and not quiet:
             self._tell(f"is limited{_since(self._status.clock.step)}: {what}: {why}", error)
 
     def lift(self, what: str, why: str, *, quiet: bool = False) -> None:
@@ -176,12 +196,17 @@ class Part:
             if not quiet:
                 self._tell(f"is not limited any more{_since(self._status.clock.step)}: {why}")
 
-    def off(self, why: str, error: BaseException | None = None) -> None:
-        """Nothing is judged any more. Only the first reason counts, later ones follow from it."""
+    def off(
+        self, why: str, error: BaseException | None = None, *, documented: bool = False
+    ) -> None:
+        """Nothing is judged any more. Only the first reason counts, later ones follow from it.
+
+        documented: as of :meth:`limit`.
+        """
         if self._off is not None:
             return
         why = why[:MAX_TEXT]
-        self._switch_off(why)
+        self._switch_off(why, documented)
         affected = [part._lose(self, remains, why) for part, remains in self._dependents]
         also = f"; so {', '.join(affected)}" if affected else ""
         self._tell(f"is off{_since(self._status.clock.step)}: {why}{also}", error)
@@ -253,24 +278,26 @@ class Part:
                 for (what, mode), step in self._silent.copy().items()
             ),
             nothing=self._nothing,
+            declined=bool(self._off and self._off.documented),
         )
 
-    def _limited(self, what: str, why: str) -> bool:
+    def _limited(self, what: str, why: str, documented: bool = False) -> bool:
         """Enter a limit. False if it is known already."""
         before = self._limits.get(what)
         if before is None:
             if len(self._limits) >= MAX_LIMITS:
                 return False
-            self._limits[what] = Limit(what, why, self._status.clock.step)
+            self._limits[what] = Limit(what, why, self._status.clock.step, documented)
         elif why in before.why or before.why.count("; ") >= MAX_LIMITS:
             return False
         else:
-            self._limits[what] = Limit(what, f"{before.why}; {why}", before.step)
+            both = before.documented and documented
+            self._limits[what] = Limit(what, f"{before.why}; {why}", before.step, both)
         self._status.changes += 1
         return True
 
-    def _switch_off(self, why: str) -> None:
-        self._off = Limit("", why, self._status.clock.step)
+    def _switch_off(self, why: str, documented: bool = False) -> None:
+        self._off = Limit("", why, self._status.clock.step, documented)
         self._status.changes += 1
 
     def _lose(self, other: Part, remains: str, why: str) -> str:
@@ -338,10 +365,10 @@ class Status:
     def judged(self) -> str:
         """What is judged in this server, by tracer, in one line: ``Judged: page-table. …``."""
         armed = [r for r in self.records() if r.mode]
-        sound = [r for r in armed if r.sound and not r.idle]
-        whole = ", ".join(r.name + (f" ({r.nothing})" if r.nothing else "") for r in sound)
+        full = [r for r in armed if r.whole and not r.idle]
+        whole = ", ".join(r.name + (f" ({r.nothing})" if r.nothing else "") for r in full)
         told = [f"Judged: {whole or 'nothing in full'}"]
-        partly = (r for r in armed if not (r.sound or r.off))
+        partly = (r for r in armed if not (r.whole or r.off))
         told += [f"In part: {r.name} ({'; '.join(r.lacks)})" for r in partly]
         told += [f"Not judged: {r.name} ({r.off})" for r in armed if r.off and not r.idle]
         told += [f"Nothing to judge: {r.name} ({r.nothing})" for r in armed if r.idle]

@@ -157,6 +157,10 @@ _PLACES: dict[str, str | Places] = {
     "attn.trtllm_mla.decode": f"{_TRTLLM_MLA}.forward_decode",
     "attn.trtllm_mla.kernel": f"{_TRTLLM_MLA}._run_decode_kernel",
     **_backend("fa3", f"{_FA}.FlashAttentionBackend"),
+    # A captured graph fills in the table of a draft extend itself.
+    "attn.fa3.metadata_in_graph": _since(
+        "0.5.18", f"{_FA}.FlashAttentionBackend.init_forward_metadata_in_graph"
+    ),
     "attn.fa3.extend": f"{_FA}.FlashAttentionBackend.forward_extend",
     "attn.fa3.decode": f"{_FA}.FlashAttentionBackend.forward_decode",
     "attn.fa3.kernel": f"{_FA}.flash_attn_with_kvcache",
@@ -614,6 +618,11 @@ def has_war_barrier() -> bool:
 def frees_in_one_place() -> bool:
     """True if all pages that are freed enter the free list at the site "pool.release"."""
     return path("pool.release") is not None
+
+
+def restores_pages() -> bool:
+    """True if pages that were taken for a draft can be given back before it writes into them."""
+    return path("pool.restore_state") is not None
 
 
 def captures_apart() -> bool:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from g4debug.hooking import targets
 from g4debug.hooking.layer_pools import request_table, target_pool
 from g4debug.sanitizer.forward_snapshots import ForwardSnapshots
 from g4debug.sanitizer.reference_state import Truth, of_forward
 from g4debug.sanitizer.unsupported import moving_pages, overlaps, takes_snapshots
-from g4debug.speculation import draft_reads_target_kv
+from g4debug.speculation import draft_reads_target_kv, draft_writes_own_kv
 
 if TYPE_CHECKING:
     import torch
@@ -46,20 +47,19 @@ class BackendState:
         frozen = draft_reads_target_kv(model_runner)
         if draft and frozen:
             self._frozen.add(id(backend))
-        # Other drafts write into pages that they have given back already (restore_state), so a
-        # free page in their tables is not wrong.
-        self._with_shadow[id(backend)] = frozen or not draft
+        why = _without_shadow(model_runner) if draft and not frozen else ""
+        self._with_shadow[id(backend)] = not why
         table = self._tables[id(backend)] = request_table(backend, model_runner)
         if self.ledger is not None and self.ledger.owners is not None:
             self.ledger.owners.prepare(table.shape[0])
         if overlap:
             self.snapshots.prepare(table, page_size, self.ledger)
         sliding = getattr(model_runner, "sliding_window_size", True)  # True: not known
-        if overlap and sliding and not self._with_shadow[id(backend)]:
+        if why:
+            ranges = ", and in its sliding layers only ranges" if overlap and sliding else ""
             self.partial = (
-                "in the draft's sliding layers only ranges",
-                "this kind of draft writes into pages that it has given back, so with overlap "
-                "scheduling it is not known which SWA page belongs where",
+                f"no page of the draft is told to be free or another request's{ranges}",
+                why,
             )
 
     def judges(self, backend: Any) -> bool:
@@ -89,3 +89,15 @@ class BackendState:
         swa = pool_name == "swa"
         pool, table = target_pool(backend, batch), self._tables[id(backend)]
         return of_forward(pool, table, indices, swa, padding, self.ledger, copy, with_shadow)
+
+
+def _without_shadow(model_runner: Any) -> str:
+    """Why the ledger does not say which pages a draft's forwards may have; '' if it does."""
+    if targets.restores_pages():
+        return (
+            "on this release of SGLang a draft may write into pages that were given back already "
+            "(restore_state)"
+        )
+    if not draft_writes_own_kv(model_runner):
+        return "this kind of draft was never run with it"
+    return ""

@@ -74,6 +74,12 @@ def draft_reads_target_kv(holder: Any) -> bool:
     return found is not None and found.draft_writes_kv is False
 
 
+def draft_writes_own_kv(holder: Any) -> bool:
+    """True if it is known that the draft has KV of its own, in the pages of the target's pool."""
+    found = of(holder)
+    return found is not None and found.draft_writes_kv is True
+
+
 def draft_pool(scheduler: Any) -> Any:
     """The KV pool of a draft that writes KV of its own; None if there is none, or none is known.
 

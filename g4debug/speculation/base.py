@@ -35,9 +35,10 @@ class Adapter:
     which ones have this worker, as a version specifier; on others it is not known. replayed:
     ``g4debug replay`` was run with it.
 
-    seeds: the next draft begins with the target's hidden state of the last accepted token, and not
-    with one of the draft's own. fields: what its draft input has for each request; first: what it
-    also needs where it did not come through the FutureMap. bonus: from a draft input, or what is
+    hidden: what it hands on has hidden states. seeds: the next draft begins with the target's
+    hidden state of the last accepted token, and not with one of the draft's own. fields: what its
+    draft input has for each request; first: what it also needs where it did not come through the
+    FutureMap. bonus: from a draft input, or what is
     stashed of it, the last token of each request, with which the next draft begins. verifies: tells
     a verify input from a draft input, where one class is both. depth: the most tokens that one
     verify of a worker can accept. chains: with a topk of 1 its drafts are one path.
@@ -52,6 +53,7 @@ class Adapter:
     ends: Mapping[str, Callable[[Any], bool]]
     run: Mapping[str, tuple[str, ...]]
     releases: str = ""
+    hidden: bool = True
     seeds: bool = True
     replayed: bool = False
     fields: tuple[str, ...] = ("bonus_tokens",)

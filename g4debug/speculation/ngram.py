@@ -34,6 +34,7 @@ ADAPTER = Adapter(
     ends={"scheduler.run_batch": lambda scheduler: True},
     run={"0.5.23": (CPU,)},
     releases=">=0.5.23",
+    hidden=False,
     seeds=False,
     fields=("accept_lens",),
     first=(),

@@ -15,4 +15,5 @@ ADAPTER = replace(
     eagle.ADAPTER,
     name=NAME,
     runs=lambda algorithm: eagle.named(algorithm, NAME),
+    hidden=False,
 )

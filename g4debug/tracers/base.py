@@ -87,13 +87,13 @@ class Context:
         of = Ledger(recorder) if ledger else None
         return cls(tracer_id, Hooks(), settings, recorder, trap, of)
 
-    def limit(self, what: str, why: str) -> None:
+    def limit(self, what: str, why: str, *, documented: bool = False) -> None:
         """Something is not judged on this server, see :meth:`Part.limit`. Logged once."""
-        self.status.limit(what, why)
+        self.status.limit(what, why, documented=documented)
 
-    def off(self, why: str) -> None:
-        """This tracer judges nothing from now on. Logged once."""
-        self.status.off(why)
+    def off(self, why: str, *, documented: bool = False) -> None:
+        """This tracer judges nothing from now on, see :meth:`Part.off`. Logged once."""
+        self.status.off(why, documented=documented)
 
     def nothing(self, why: str, off: bool = False) -> None:
         """This server has nothing of what is judged here, see :meth:`Part.nothing`."""

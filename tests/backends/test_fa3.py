@@ -9,6 +9,8 @@ import torch
 
 from g4debug import backends
 from g4debug.backends import adapter
+from g4debug.faults._in_graph import Overwritten
+from g4debug.faults.tables import tables_of
 from g4debug.settings import Settings
 from g4debug.tracers.base import Context
 from g4debug.tracers.page_table.tracer import PageTableTracer
@@ -51,13 +53,14 @@ class It:
         self.tracer.after_backend_init(FA3, self.backend, runner)
         self.layers = [SimpleNamespace(layer_id=n, sliding_window_size=None) for n in range(3)]
 
-    def forward(self, mode="DECODE", table=None, lengths=None, spec_info=None):
+    def forward(self, mode="DECODE", table=None, lengths=None, spec_info=None, **more):
         """What the kernel gets in each layer."""
         table = self.table if table is None else table
         batch = SimpleNamespace(
             forward_mode=SimpleNamespace(name=mode, is_decode=lambda: mode == "DECODE"),
             req_pool_indices=torch.tensor([1, 2]),
             spec_info=spec_info,
+            **more,
         )
         site = "attn.fa3.decode" if mode == "DECODE" else "attn.fa3.extend"
         got = []
@@ -118,6 +121,14 @@ def test_what_is_not_judged_is_passed_on_and_told(how, why, tmp_path):
     assert why in said
 
 
+@pytest.mark.parametrize(("prefixes", "limits"), [([0, 0], 0), ([0, 64], 1)])
+def test_a_prefill_of_mla_without_a_prefix_leaves_nothing_out(prefixes, limits, tmp_path):
+    it = It(tmp_path)
+    how = {"attn_attend_prefix_cache": False, "extend_prefix_lens_cpu": prefixes}
+    it.forward("EXTEND", **how)
+    assert len(it.limits()) == limits
+
+
 def test_without_its_kernels_a_backend_is_not_hooked(monkeypatch):
     """On a machine whose SGLang cannot import it, a site of it would stop the start."""
     for module, there in (("no_such_package.flash_attn", False), ("json.decoder", True)):
@@ -145,3 +156,28 @@ def test_the_padding_of_a_graph_is_as_long_as_what_sglang_adds(mode, drafts, fro
         forward_mode=SimpleNamespace(name=mode), spec_info=object() if drafts else None
     )
     assert FA3.padding(backend, batch, frozen) == length
+
+
+@pytest.mark.once("later releases fill in tables in a graph")
+def test_a_page_fault_lasts_where_a_captured_graph_fills_in_the_table(sglang):
+    """FlashAttentionBackend.init_forward_metadata_in_graph writes the table of a draft extend."""
+    assert FA3.in_graph == "attn.fa3.metadata_in_graph"
+    right = torch.arange(1, 7, dtype=torch.int32).view(2, 3)
+    metadata = SimpleNamespace(
+        page_table=right.clone(), swa_page_table=None, cache_seqlens_int32=torch.tensor([9, 12])
+    )
+    backend = SimpleNamespace(
+        forward_metadata=metadata,
+        page_size=PAGE,
+        init_forward_metadata_in_graph=lambda batch: metadata.page_table.copy_(right),
+    )
+    ours = Overwritten(FA3)
+    ours.forget(backend)  # the capture
+    ours.before_replay(backend, None)
+    tables_of(FA3, backend, None, None, ours).write("full", 1, 2, 77)
+    backend.init_forward_metadata_in_graph(None)  # the replay: SGLang's kernel, and then ours
+    ours.fill_in(None, backend)
+    assert metadata.page_table.tolist() == [[1, 2, 3], [4, 5, 77]]
+    ours.before_replay(backend, None)
+    ours.fill_in(None, backend)
+    assert metadata.page_table.tolist() == right.tolist()

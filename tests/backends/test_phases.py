@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from g4debug.backends import adapter, phases
+from g4debug.backends.base import PHASES
 
 pytestmark = pytest.mark.usefixtures("sglang")
 TARGET, DRAFT = SimpleNamespace(), SimpleNamespace()
@@ -21,10 +22,15 @@ BOTH = {id(TARGET): TRITON, id(DRAFT): TRITON}
 @pytest.mark.parametrize(
     ("adapters", "in_part", "said"),
     [
-        (BOTH, (), "draft on triton; all guarded"),
-        (BOTH, {id(DRAFT)}, "draft on triton; guarded in part, see the limits in the log and"),
-        ({id(TARGET): TRITON}, (), "draft on SimpleNamespace; NOT guarded: draft"),
-        ({id(DRAFT): TRITON}, {id(DRAFT)}, "NOT guarded: prefill, decode, verify; guarded in part"),
+        (BOTH, {}, "draft on triton; all guarded"),
+        (BOTH, {id(DRAFT): PHASES}, "triton; guarded in part, see the limits in the log and"),
+        (BOTH, {id(TARGET): {"verify"}}, "limits in the log and the status: verify"),
+        ({id(TARGET): TRITON}, {}, "draft on SimpleNamespace; NOT guarded: draft"),
+        (
+            {id(DRAFT): TRITON},
+            {id(DRAFT): {"draft"}},
+            "NOT guarded: prefill, decode, verify; guarded in part",
+        ),
     ],
 )
 def test_the_line_claims_no_more_than_is_judged(adapters, in_part, said):

@@ -565,3 +565,13 @@ def test_the_models_that_were_run_here_are_named(monkeypatch, switches, gpus, mo
     assert not gpus or {row.name for row in known} == models | {"Gemma-4"}
     assert (last.name, last.state) == ("any other", other)
     assert ("G4DEBUG_NOT_RUN_ON_THIS_RELEASE=1" in last.detail) is (other == "refused")
+
+
+@needs_sglang
+@pytest.mark.parametrize(("capability", "there"), [("9.0", True), ("10.0", False)])
+def test_on_a_gpu_of_a_kind_that_nobody_has_run_no_model_was_run(monkeypatch, capability, there):
+    monkeypatch.setattr(targets, "sglang_version", lambda: "0.5.23")
+    d = Diagnosis(gpus=[f"1 x NVIDIA B200, {capability}, 180 GiB"])
+    _diagnose._models(d, Settings.from_environ({"SGLANG_TRTLLM_MHA_DEBUG": "1"}))
+    *known, last = d.models
+    assert (bool(known), last.name) == (there, "any other")

@@ -5,8 +5,13 @@ at once, and answers from the prefix cache.
 """
 
 import json
+import os
 import random
 import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1] / "support"))
+import told_status
 
 OUTPUT = 40  # of the longest answer
 
@@ -43,6 +48,8 @@ def main():
                 for p, o in zip(prompts, outputs, strict=True)
             ]
             print("RESULT", json.dumps(found), flush=True)
+        if "G4DEBUG_TRACE" in os.environ:
+            told_status.tell()
     finally:
         engine.shutdown()
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import drive_spec
 import pytest
+import told_status
 from real_engine import ENGINE, drive, side_by_side
 
 from g4debug import discovery
 
 DRIVER = Path(drive_spec.__file__)
-ARMED = {"SGLANG_TRTLLM_MHA_DEBUG": "1", "G4DEBUG_MODE": "raise"}
+ARMED = {"G4DEBUG_TRACE": ",".join(discovery.names("tracer")), "G4DEBUG_MODE": "raise"}
 STRESS = "seed=1;forced-retract=20%6*on;abort-request=5%2*on"  # these break nothing
 LONG = pytest.mark.long("two engines for each draft")
 pytestmark = [*ENGINE, pytest.mark.once("other drafts are served on the newest release only")]
@@ -35,6 +35,7 @@ WITH_A_MODEL = (
     "verify-input-left=1*on", "verify-result=1*length", "verify-result=1*token",
     "verify-result=1*rows",
 )  # fmt: skip
+DRAFT_WRITES = {"kv-writes": {"writes of the draft are not judged"}}
 HIDDEN = ("stale-hidden-state=1*on", "stale-hidden-state=1*draft")
 
 
@@ -73,7 +74,11 @@ def test_it_is_silent_and_its_tokens_are_those_without_a_draft(draft, backend, l
     assert (plain.status, armed.status) == (0, 0), armed.log[-3000:]
     assert not armed.dumps
     assert "Retract requests" in armed.log
-    assert not re.findall(r"g4debug: (?:spec-lifecycle|page-table) is .*", armed.log)
+    told = told_status.read(armed.log)
+    blind = {n for n, tracer in told.items() if told_status.blind(tracer)}
+    assert blind == {"flight-recorder"}, told  # it counts nothing
+    with_kv = draft != "ngram"  # it has no draft model
+    assert told_status.limits(told) == (DRAFT_WRITES if with_kv else {})
     # A request that was aborted in one of the two is not in both.
     both = plain.result.keys() & armed.result.keys()
     assert len(both) > len(plain.result) // 2
@@ -136,6 +141,24 @@ def test_a_page_out_of_range_on_fa3_is_told_before_the_kernel_reads_it(at, mode,
     found = run.dumps[0].finding
     assert (found.check, found.kind) == ("page-table", "out-of-range"), run.log[-3000:]
     assert (found.location.forward_mode, found.location.runner) == (mode, runner)
+
+
+@LONG
+@pytest.mark.parametrize("draft", ["eagle", "eagle3", "standalone"])
+@pytest.mark.parametrize("backend", ["trtllm_mha", "triton"])
+def test_another_requests_page_is_told_in_the_drafts_table(draft, backend, tmp_path):
+    """The draft runs before the verify, which reads the same rows."""
+    run = drive(
+        tmp_path,
+        str(DRIVER),
+        "faults",
+        arguments(draft, attention_backend=backend),
+        **ARMED,
+        G4DEBUG_FAULTS="seed=7;row-foreign-page=1*on",
+    )
+    found = run.dumps[0].finding
+    assert (found.check, found.kind) == ("page-table", "foreign-page"), run.log[-3000:]
+    assert found.location.runner == "draft"
 
 
 @LONG

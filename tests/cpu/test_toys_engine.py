@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import told_status
 from real_engine import ENGINE, drive
 
 from g4debug import discovery
@@ -27,6 +28,19 @@ CASES = [
     for name in discovery.names("toy")
     for backend in toys.load(name).backends
 ]
+# What is not judged there, and is said so.
+LINEAR = {"pool-leak": {"not the states of linear layers"}}
+FETCHES = {("deepseek", "trtllm_mla")}
+FETCHED = {"page-table": {"what a prefill of MLA reads of its prefix"}}
+
+
+def limits_of(name: str, backend: str) -> dict[str, set[str]]:
+    if name == "lfm2":
+        return LINEAR
+    # The others of MLA read a short prefix from pages.
+    return FETCHED if (name, backend) in FETCHES else {}
+
+
 pytestmark = [*ENGINE, pytest.mark.once("the toys are served on the newest release only")]
 
 
@@ -52,6 +66,11 @@ def test_it_is_served_armed_in_silence_and_its_tokens_are_right(name, backend, t
         assert run.status == 0, run.log[-3000:]
         assert not run.dumps
     assert "[scheduler] armed: " in armed.log
+    told = told_status.read(armed.log)
+    assert set(told) == set(discovery.names("tracer"))
+    # The flight recorder counts nothing: it waits for a stand-still.
+    assert {n for n, tracer in told.items() if told_status.blind(tracer)} == {"flight-recorder"}
+    assert told_status.limits(told) == limits_of(name, backend)
     assert armed.results == bare.results
     assert len(bare.results) == 2
     answers = [found for wave in bare.results for found in wave]

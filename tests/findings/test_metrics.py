@@ -27,6 +27,10 @@ for name in ("prefix-cache", "pool-leak"):
     status.part(name).mode = "raise"
 status.part("prefix-cache").nothing("this server keeps no prefix cache", off=True)
 status.part("pool-leak").off("with pipeline parallelism")
+for name in ("spec-lifecycle", "kv-writes"):
+    status.part(name).mode = "raise"
+    status.part(name).off("not with a GPU in raise", documented=True)
+status.part("kv-writes").audited({"kv.set": "somebody replaced it"})
 metrics = Metrics(status, {"tp_rank": "1"})
 told = []
 for kinds in ((), ("hang",), ("starved", "starved"), ()):
@@ -63,3 +67,7 @@ def test_a_hang_and_starved_requests_are_counted(tmp_path):
     # An alert on 0 would never end on a sound server that has nothing for a tracer.
     assert before["g4debug_armed prefix-cache "] == 1
     assert before["g4debug_armed pool-leak "] == 0
+    # An alert leaves out what is off as documented, but not where a hook is dead besides.
+    assert before["g4debug_armed spec-lifecycle "] == before["g4debug_armed kv-writes "] == 0
+    declined = {k for k, v in before.items() if k.startswith("g4debug_declined") and v == 1}
+    assert declined == {"g4debug_declined spec-lifecycle "}

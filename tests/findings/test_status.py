@@ -161,6 +161,23 @@ def test_nothing_to_judge_is_no_limit_and_is_told(recorder, part):
     assert other.record().state == "nothing to judge: there is one rank only"
 
 
+def test_what_the_documentation_says_of_every_such_server_is_no_failure(recorder, part):
+    """But only as long as something is judged, and nothing else is wrong."""
+    part.limit("only lengths", "not on GPUs", documented=True)
+    record = part.record()
+    assert (record.sound, record.whole) == (True, False)
+    assert record.state == "armed: raise; limited, as documented: only lengths (not on GPUs)"
+    assert recorder.status.judged() == "Judged: nothing in full. In part: page-table (only lengths)"
+    part.limit("only lengths", "a hook failed")
+    assert not part.record().sound
+    other = recorder.status.part("spec-lifecycle")
+    other.mode = "raise"
+    other.off("not on GPUs", documented=True)
+    record = other.record()
+    assert (record.sound, record.declined) == (False, True)
+    assert record.state == "off, as documented: not on GPUs"
+
+
 def test_a_tracer_that_goes_off_later_says_why_although_it_had_little_to_judge(recorder, part):
     part.nothing("no draft, because this server runs none")
     part.off("none of its hooks runs any more")

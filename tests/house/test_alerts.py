@@ -42,6 +42,8 @@ def test_prometheus_takes_the_rules_and_they_fire_when_they_should():
     [
         ("(g4debug_findings_total unless g4debug_findings_total offset 15m)\n          or ", ""),
         ("g4debug_armed == 0", "g4debug_armed > 1"),
+        (" unless g4debug_declined == 1", ""),
+        ("unless g4debug_declined == 1", "unless g4debug_declined"),
         ("unless on (instance) g4debug_armed", "unless g4debug_armed"),
         ("== 0\n          and on (instance) sum", "> 0\n          and on (instance) sum"),
     ],

@@ -97,7 +97,7 @@ def test_the_alerts_and_the_dashboard_ask_for_what_is_exported(tmp_path: Path) -
     exported: dict[str, set[str]] = {}
     for name, labels in re.findall(r"^(g4debug_\w+)\{(.*)\} ", done.stdout, re.M):
         exported.setdefault(name, set()).update(re.findall(r"(\w+)=\"", labels))
-    assert len(exported) == 5, done.stdout
+    assert len(exported) == 6, done.stdout
     asked: set[str] = set()
     for query, text in production_files.queries():
         metrics = production_files.metrics(query)
@@ -113,4 +113,4 @@ def test_production_md_tells_how_many_rules_there_are() -> None:
     page = (ROOT / "docs" / "production.md").read_text()
     assert len(production_files.rules()) == 4
     assert "has four rules for Prometheus" in page
-    assert "[five metrics of g4debug]" in page
+    assert "[six metrics of g4debug]" in page

@@ -298,23 +298,45 @@ def test_sglangs_barrier_is_called_early_and_keeps_its_event():
     assert called == ["event"]
 
 
-@pytest.mark.parametrize("algorithm", ["FROZEN_KV_MTP", "EAGLE"])
-def test_the_tables_of_a_draft(ahead, algorithm):
-    """FROZEN_KV_MTP's is judged like the target's. For another draft a limit is reported."""
+@pytest.mark.parametrize("algorithm", ["FROZEN_KV_MTP", "EAGLE", "EAGLE3", "STANDALONE", "another"])
+def test_the_tables_of_a_draft(ahead, monkeypatch, algorithm):
+    """A draft is judged like the target, where it is known who has the pages in its tables."""
     it = ahead()
+    state, judged = tables_of_a_draft(it, monkeypatch, algorithm)
+    runs = targets.path("pool.restore_state") is None and algorithm != "another"
+    whole = algorithm == "FROZEN_KV_MTP" or runs
+    assert judged == {"full": (True, whole), "swa": (whole, whole)}
+    assert (state.partial is None) is whole
+    if not whole:
+        what, why = state.partial
+        assert what == (
+            "no page of the draft is told to be free or another request's, "
+            "and in its sliding layers only ranges"
+        )
+        assert ("never run" in why) is (targets.path("pool.restore_state") is None)
+
+
+@pytest.mark.once("it sets for itself which release this is")
+def test_a_draft_may_write_into_pages_that_a_release_restores(ahead, monkeypatch):
+    monkeypatch.setitem(targets.SITES, "pool.restore_state", (("", "sglang.srt.anything"),))
+    state, judged = tables_of_a_draft(ahead(), monkeypatch, "EAGLE")
+    assert judged == {"full": (True, False), "swa": (False, False)}
+    assert "restore_state" in state.partial[1]
+
+
+def tables_of_a_draft(it, monkeypatch, algorithm):
+    """Its BackendState, and by pool: (there is a truth, the truth has the shadow)."""
     runner = it.rig.runner
     draft = runner(True)
     draft.is_draft_worker = True
     draft.server_args.speculative_algorithm = algorithm
     draft.server_args.disable_overlap_schedule = False
+    monkeypatch.setattr(draft.spec_algorithm, "name", algorithm, raising=False)
     it.rig.runner = lambda draft_worker=False: draft
     backend = it.rig.backend(True)
     state, batch = it.tracer.backends, it.rig.batch("decode", it.rig.requests[1:], backend)
-    frozen = algorithm == "FROZEN_KV_MTP"
+    judged = {}
     for pool in ("full", "swa"):
         truth = state.truth(backend, batch, batch.req_pool_indices, 3, pool, 0)
-        assert (truth is not None and truth.shadow is not None) is frozen
-        assert (truth is not None) is (frozen or pool == "full")
-    assert (state.partial is None) is frozen
-    if not frozen:
-        assert "in the draft's sliding layers only ranges" in state.partial
+        judged[pool] = (truth is not None, truth is not None and truth.shadow is not None)
+    return state, judged

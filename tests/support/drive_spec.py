@@ -8,8 +8,11 @@ request fits, the rest wait. A second argument: more arguments of the engine, as
 
 import asyncio
 import json
+import os
 import random
 import sys
+
+import told_status
 
 WAITING = 4
 
@@ -74,6 +77,8 @@ def main():
     done = engine.loop.run_until_complete(run(engine, sizes, aborted))
     tokens = {f"r{i}": ids for i, (ids, why) in enumerate(done) if why == "length"}
     print("RESULT", json.dumps(tokens), flush=True)
+    if "G4DEBUG_TRACE" in os.environ:
+        told_status.tell()
     engine.shutdown()
 
 

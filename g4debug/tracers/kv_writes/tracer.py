@@ -33,7 +33,8 @@ stamps also show a row that names a page twice, and need no books at all.
 
 **Who writes nothing.** The draft of FROZEN_KV_MTP, which reads the target's KV, and the KV-shared
 layers of E2B and E4B, which have none. So there is nothing to look at. Other drafts write into
-pools of their own, and into pages that they have given back already; they are not judged.
+pools of their own: which token each of their places is for was never worked out, so they are not
+judged.
 
 **What it does not see.** KV that is copied inside a pool (a verify with several draft paths,
 ``move_kv_cache``), or brought from elsewhere (HiCache, disaggregation); the values that are written
@@ -158,8 +159,8 @@ class KvWritesTracer(DeviceCheck[CheckedWrites, Write]):
         if self.draft_writes:
             self.context.limit(
                 "writes of the draft are not judged",
-                "this kind of draft has KV of its own, and writes into pages that it has given "
-                "back already",
+                "this kind of draft has KV of its own, and it was never worked out for which token "
+                "each place is that its forwards write to",
             )
         unsupported.tell_of_later_sizes(self.context, scheduler)
         for why in sorted(self.backends.limits):

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from g4debug.backends import installed, names, phases
-from g4debug.backends.base import Adapter
+from g4debug.backends.base import PHASES, Adapter
 from g4debug.backends.handed_over import PageTable, TokenLists
 from g4debug.combinations.seen import ENCODER, NO_DRAFT, running
 from g4debug.findings.record import Evidence, Finding
@@ -52,7 +52,8 @@ class PageTableTracer(DeviceCheck[CheckedTable, Cell]):
         self.adapters: dict[int, Adapter] = {}  # by id() of the backends built in this process
         self.page_sizes: dict[int, int] = {}  # by the same
         self.drafts: set[int] = set()  # id() of backends of draft runners
-        self.in_part: set[int] = set()  # id() of backends of which some lists are not judged
+        # By id() of a backend: the phases in which some of its forwards are not judged.
+        self.in_part: dict[int, set[str]] = {}
         self._unjudged: set[int] = set()  # id() of backends of which nothing is
         self._not_guarded: set[tuple[str, str]] = set()
         self._blind: set[str] = set()  # modes of batches of which no forward is judged
@@ -174,8 +175,10 @@ class PageTableTracer(DeviceCheck[CheckedTable, Cell]):
                     )
         return result
 
-    def judged_in_part(self, backends: Iterable[Any]) -> None:
-        self.in_part.update(map(id, backends))
+    def judged_in_part(self, backends: Iterable[Any], phases: Iterable[str] = PHASES) -> None:
+        phases = set(phases)
+        for backend in backends:
+            self.in_part.setdefault(id(backend), set()).update(phases)
 
     def not_guarded(self, what: str, why: str) -> None:
         """Something that goes to a kernel now is not judged. Said once."""

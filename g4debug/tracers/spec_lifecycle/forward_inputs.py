@@ -151,12 +151,17 @@ class ForwardInputs:
         before("scheduler.process_result", self.before_process)
         self.books.install()
 
-    def limit(self, reasons: Sequence[str]) -> None:
-        """This server uses features with which the check was never run."""
+    def limit(self, reasons: Sequence[str], documented: bool = False) -> None:
+        """This server uses features with which the check was never run.
+
+        documented: as of :meth:`Part.limit`.
+        """
         for why in reasons:
             self.judging = False
             self.context.limit(
-                "the rows, lengths and positions that a forward is given are not checked", why
+                "the rows, lengths and positions that a forward is given are not checked",
+                why,
+                documented=documented,
             )
 
     def before_run_batch(self, scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:

@@ -166,11 +166,16 @@ class SampledTokens:
         after("scheduler.process_result", self.after_process)
         before("scheduler.stream_output", self.before_stream_output)
 
-    def limit(self, reasons: Sequence[str]) -> None:
-        """This server uses features with which the check was never run."""
+    def limit(self, reasons: Sequence[str], documented: bool = False) -> None:
+        """This server uses features with which the check was never run.
+
+        documented: as of :meth:`Part.limit`.
+        """
         for why in reasons:
             self.judging = False
-            self.context.limit("sampled tokens are not followed to the output", why)
+            self.context.limit(
+                "sampled tokens are not followed to the output", why, documented=documented
+            )
 
     def before_run_batch(self, scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
         self._now, self.skips = None, False

@@ -175,7 +175,7 @@ class SpecLifecycle:
                 return result
             self.sampled.judging = self.inputs.judging = False
             if follows:  # there are sampled tokens, which are not judged here
-                self.context.off(f"{no_draft(scheduler)}; {ON_GPU}")
+                self.context.off(f"{no_draft(scheduler)}; {ON_GPU}", documented=plain)
             elif plain:
                 self.context.nothing("this server runs no draft", off=True)
             else:
@@ -188,14 +188,16 @@ class SpecLifecycle:
             self.log.mute = True
             self.context.off(not_run(adapter, on_cpu))
             return result
-        every += [] if self._by_value else [ON_GPU]
         self.sampled.limit(every)
         self.inputs.limit(every)
         if not self._by_value:
+            self.sampled.limit([ON_GPU], documented=True)
+            self.inputs.limit([ON_GPU], documented=True)
             self.context.limit(
                 "what a step hands on is checked by its lengths and bonus tokens, not by its other "
                 "values",
                 ON_GPU,
+                documented=True,
             )
         self._local = server_argument(scheduler.server_args, "tp_size", 1) == 1
         if self._simulated:

@@ -279,11 +279,16 @@ def drills(faults: Sequence[Fault], toy: Toy, backend: str = "") -> list[Drill]:
 
 def _without(fault: Fault, chain: str, toy: Toy, backend: str) -> str:
     """Why the fault cannot fire so on a model, '' if it can. backend: '' for the fault's own."""
-    adapter = adapters.adapter(backend or toy.backends[0])
-    has = {
+    adapter = adapters.adapter(backend or fault.backend or toy.backends[0])
+    has: dict[Asked, bool] = {
         "a draft": bool(toy.draft),
+        "a draft model": bool(toy.draft),
+        "a draft that reads the target's KV": bool(toy.draft),
+        "hidden states that a draft begins with": bool(toy.draft),
         "a SWA pool": toy.pool == "swa",
         "page tables": isinstance(adapter, TableAdapter) and bool(adapter.tables),
+        "lists of tokens": isinstance(adapter, ListAdapter),
+        "a prefix cache": not toy.arguments.get("disable_radix_cache"),
     }
     asked: list[Asked] = [] if fault.plain_drills else [*fault.asks]
     if "@runner=draft" in chain:
@@ -293,10 +298,7 @@ def _without(fault: Fault, chain: str, toy: Toy, backend: str) -> str:
     missing = [what for what in dict.fromkeys(asked) if not has[what]]
     if missing:
         return f"it asks for {' and '.join(missing)}"
-    if fault.backend and backend:
-        if not isinstance(adapter, ListAdapter):
-            return f"it strikes lists of tokens, and {backend} hands none over"
-    elif fault.backend and fault.backend not in toy.backends:
+    if fault.backend and not backend and fault.backend not in toy.backends:
         return f"it strikes {fault.backend}, and the CPU engine serves it on {toy.backends[0]}"
     return ""
 

@@ -273,20 +273,27 @@ def test_where_pages_change_under_a_forward_only_ranges_are_checked(
     assert [m for m in caplog.messages if "page-table is limited: ranges only" in m and says in m]
 
 
-def test_a_draft_of_another_kind_may_read_pages_that_it_gave_back(rig):
-    """EAGLE's draft writes into pages after restore_state; FROZEN_KV_MTP's has none of its own."""
+@pytest.mark.parametrize("algorithm", ["EAGLE", "another"])
+def test_a_draft_with_kv_of_its_own_and_a_page_that_is_free(rig, monkeypatch, algorithm):
+    """It is told, but not where a draft may write after restore_state, or is not known."""
     page = rig.page("b", 6)
     rig.allocator.free(torch.arange(page * PAGE, (page + 1) * PAGE))
     runner = rig.runner
 
-    def eagle(draft=False):
+    def other(draft=False):
         made = runner(draft)
-        made.server_args.speculative_algorithm = "EAGLE"
+        made.server_args.speculative_algorithm = algorithm
+        monkeypatch.setattr(made.spec_algorithm, "name", algorithm, raising=False)
         return made
 
-    rig.runner = eagle
+    rig.runner = other
     backend, batch = prepared(rig, draft=True)
-    rig.forward(backend, batch, [x for x in rig.layers if x.layer_id in (2, 4)])
+    layers = [x for x in rig.layers if x.layer_id in (2, 4)]
+    if algorithm == "EAGLE" and targets.path("pool.restore_state") is None:
+        with pytest.raises(TrapError, match="free"):
+            rig.forward(backend, batch, layers)
+    else:
+        rig.forward(backend, batch, layers)
 
 
 def test_the_frozen_drafts_views(rig):

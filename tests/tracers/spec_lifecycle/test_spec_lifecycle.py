@@ -569,7 +569,18 @@ def test_there_what_is_not_followed_is_not_nothing(sglang, monkeypatch, algorith
     told = server.tracer.context.status.record()
     assert not told.sound
     assert told.off.startswith(off)
+    assert told.declined is (algorithm is None)  # a worker that is not known is another matter
     assert not server.tracer.sampled.judging
+
+
+@pytest.mark.parametrize(("arguments", "sound"), [({}, True), ({"enable_pdmux": True}, False)])
+def test_there_the_limits_of_a_draft_are_documented(sglang, monkeypatch, arguments, sound):
+    monkeypatch.setattr(tracer, "follows_values", lambda settings: False)
+    server = Server()
+    server.tracer.after_scheduler_init(None, scheduler_of(server, "FROZEN_KV_MTP", **arguments))
+    told = server.tracer.context.status.record()
+    assert len(told.limits) >= 3
+    assert (told.sound, told.off) == (sound, "")
 
 
 def test_there_the_lengths_are_checked_as_before(sglang, monkeypatch):
