@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from g4debug.hooking import targets
 from g4debug.hooking.layer_pools import request_table, target_pool
@@ -17,18 +17,29 @@ if TYPE_CHECKING:
     from g4debug.ledger.ledger import Ledger
 
 
+ON_GPU = "of a draft that has KV of its own this was never judged on a GPU"
+
+
+class Partial(NamedTuple):
+    """What is not judged, why, and whether it is so on every server of this kind."""
+
+    what: str
+    why: str
+    documented: bool
+
+
 class BackendState:
     """Knows the truth that the forwards of each backend must agree with.
 
     limits: why only ranges can be checked for some backends. partial: a limit for only a part of a
-    forward, and its reason.
+    forward.
     """
 
     def __init__(self, ledger: Ledger | None, snapshots: ForwardSnapshots) -> None:
         self.ledger = ledger
         self.snapshots = snapshots  # whose copy is compared with, if the server overlaps
         self.limits: set[str] = set()
-        self.partial: tuple[str, str] | None = None
+        self.partial: Partial | None = None
         self.known: set[int] = set()  # id() of each backend that was learned
         self._with_shadow: dict[int, bool] = {}  # by id() of each backend that can be judged
         self._tables: dict[int, torch.Tensor] = {}  # req_to_token, by the same
@@ -57,9 +68,10 @@ class BackendState:
         sliding = getattr(model_runner, "sliding_window_size", True)  # True: not known
         if why:
             ranges = ", and in its sliding layers only ranges" if overlap and sliding else ""
-            self.partial = (
+            self.partial = Partial(
                 f"no page of the draft is told to be free or another request's{ranges}",
                 why,
+                why == ON_GPU,
             )
 
     def judges(self, backend: Any) -> bool:
@@ -100,4 +112,6 @@ def _without_shadow(model_runner: Any) -> str:
         )
     if not draft_writes_own_kv(model_runner):
         return "this kind of draft was never run with it"
+    if str(getattr(model_runner, "device", "")).startswith("cuda"):
+        return ON_GPU
     return ""

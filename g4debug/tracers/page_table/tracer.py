@@ -153,8 +153,9 @@ class PageTableTracer(DeviceCheck[CheckedTable, Cell]):
         unsupported.tell_of_later_sizes(self.context, scheduler)
         for why in sorted(self.backends.limits):
             self.context.limit("ranges only", why)
-        if self.backends.partial is not None:
-            self.context.limit(*self.backends.partial)
+        part = self.backends.partial
+        if part is not None:
+            self.context.limit(part.what, part.why, documented=part.documented)
         if scheduler is not None:
             found = running(scheduler)
             if found.attention == ENCODER and found.draft != NO_DRAFT:
