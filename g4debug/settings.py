@@ -169,8 +169,8 @@ class Settings:
         "G4DEBUG_NOT_RUN_ON_THIS_RELEASE",
         _flag,
         "1 lets tracers stop (raise) or correct (contain) a server that they were never run with: "
-        "its SGLang release, kind of GPU, class of model, attention backend or draft; without it, "
-        "such a start is refused unless G4DEBUG_MODE=log",
+        "its SGLang release, kind of GPU, class of model, attention backend, draft, or parallelism "
+        "and the like; without it, such a start is refused unless G4DEBUG_MODE=log",
         False,
     )
     fixes: str = _setting(

@@ -186,6 +186,7 @@ def arm(sglang, tmp_path, monkeypatch):
     from sglang.srt.plugins.hook_registry import HookRegistry
 
     from g4debug import plugin
+    from g4debug.sanitizer import forward_snapshots
 
     def register(**environ: str):
         for name in [n for n in os.environ if n.startswith(("G4DEBUG_", "SGLANG_TRTLLM_MHA"))]:
@@ -196,6 +197,8 @@ def arm(sglang, tmp_path, monkeypatch):
         show_nothing()
         plugin.register()
         HookRegistry.apply_hooks()
+        if plugin.in_force is not None:  # what a test runs, its scheduler has launched
+            forward_snapshots.shared(plugin.in_force.recorder).running = True
         return tmp_path / "dumps"
 
     def show_nothing() -> None:

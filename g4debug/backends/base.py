@@ -163,6 +163,10 @@ class Adapter(ABC):
     def install(self, context: Sites, guard: Guarding) -> None:
         """Put hooks at the hand-overs."""
 
+    def called(self, backend: Any) -> str:
+        """The name of this very backend. A class that serves two of SGLang's has two."""
+        return self.name
+
     def is_inherited_by(self, backend: Any) -> bool:
         """True for an object of a class that inherits from this backend's.
 

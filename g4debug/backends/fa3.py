@@ -88,6 +88,9 @@ class Fa3(TableAdapter):
         context.before("attn.fa3.decode", before_attention)
         context.replace("attn.fa3.kernel", "page_table", table_of)
 
+    def called(self, backend: Any) -> str:
+        return f"fa{backend.fa_impl_ver}"
+
     def learn(self, backend: Any, model_runner: Any, guard: Guarding) -> bool:
         if getattr(backend, "use_mla", False):
             guard.judged_in_part([backend], ("prefill",))

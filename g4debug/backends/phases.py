@@ -42,7 +42,7 @@ def of(
     phases = []
     for name, backend in built(scheduler).items():
         adapter = adapters.get(id(backend))
-        called = type(backend).__name__ if adapter is None else adapter.name
+        called = type(backend).__name__ if adapter is None else adapter.called(backend)
         guarded = adapter is not None and name in adapter.phases
         partly = name in (in_part or {}).get(id(backend), ())
         phases.append(Phase(name, called, guarded, partly))
@@ -71,16 +71,15 @@ def built(scheduler: Any) -> dict[str, Any]:
 
 
 def named(scheduler: Any) -> tuple[str, ...]:
-    """The backends of a server, each once: the names of their adapters, else SGLang's names.
+    """The backends of a server, each once, that of its prefills first: the names that their
+    adapters know them by.
 
-    Of a backend without a name its class is told.
+    Of one without an adapter the class is told. What was typed may be served by another class.
     """
-    told = asked(getattr(scheduler, "server_args", None))
     found: dict[str, None] = {}
-    for phase, backend in built(scheduler).items():
+    for backend in built(scheduler).values():
         adapter = adapter_of(backend)
-        own = told.get(phase) or type(backend).__name__
-        found[own if adapter is None else adapter.name] = None
+        found[type(backend).__name__ if adapter is None else adapter.called(backend)] = None
     return tuple(found)
 
 

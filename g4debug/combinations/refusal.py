@@ -1,4 +1,4 @@
-"""What a server is told that runs a combination which was never run."""
+"""What a server is told that runs a combination which was never run, or which cannot be told."""
 
 from __future__ import annotations
 
@@ -13,15 +13,39 @@ WAYS = (
 )
 
 
-def refusal(found: Combination, settings: Settings, on_cpu: bool) -> str:
-    """Why this combination is refused, and what to do; '' if it was run, as far as it is known."""
+def refusal(found: Combination, settings: Settings, on_cpu: bool, whole: bool = False) -> str:
+    """Why this combination is refused, and what to do; '' if it was run, as far as it is known.
+
+    whole: the server is complete, so what is not known now is never known.
+    """
     release = str(targets.sglang_version() or "of an unknown version")
-    if was_run(found, release, on_cpu):
+    where = f"on SGLang {release} {'on the CPU engine' if on_cpu else 'on a GPU'}"
+    if whole and found.unknown:
+        why = (
+            f"this server runs {found}. Not known of it: {', '.join(found.unknown)}. So nobody can "
+            f"say whether g4debug was run so {where}"
+        )
+    elif was_run(found, release, on_cpu):
         return ""
-    where = "on the CPU engine" if on_cpu else "on a GPU"
+    else:
+        why = (
+            f"this server runs {found}. That was never run with g4debug {where}: "
+            f"{nearest(found, release, on_cpu)}"
+        )
+    return why + _and_so(settings)
+
+
+def failure(error: Exception, settings: Settings) -> str:
+    """The refusal of a server of which a failure of ours hides what it runs."""
     return (
-        f"this server runs {found}. That was never run with g4debug on SGLang {release} {where}: "
-        f"{nearest(found, release, on_cpu)}. So a finding could be false, and "
-        f"G4DEBUG_MODE={settings.mode} could harm a healthy server. {WAYS}; or arm only what keeps "
-        "a record: G4DEBUG_TRACE=flight-recorder"
+        "what this server runs cannot be told, so nobody can say whether g4debug was run so. "
+        f"A failure of g4debug, which please report: {type(error).__name__}: {error}"
+        + _and_so(settings)
+    )
+
+
+def _and_so(settings: Settings) -> str:
+    return (
+        f". So a finding could be false, and G4DEBUG_MODE={settings.mode} could harm a healthy "
+        f"server. {WAYS}; or arm only what keeps a record: G4DEBUG_TRACE=flight-recorder"
     )

@@ -9,22 +9,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from g4debug.combinations.beside import FP8, PIPELINE, TENSOR
 from g4debug.combinations.seen import (
+    LAYERED,
     LINEAR,
     MHA,
     MLA,
     NO_DRAFT,
     NO_WINDOW,
+    ONE_PATH,
     ONE_POOL,
     SINKS,
     SWA_POOL,
+    TREE,
     Combination,
 )
 from g4debug.hooking.targets import CPU, H100, H200, ran_on
 
 _SWA, _MHA, _MLA = "SWAKVPool of MHATokenToKVPool", "MHATokenToKVPool", "MLATokenToKVPool"
 _LINEAR = "HybridLinearKVPool of MHATokenToKVPool"
-_BOTH = ("trtllm_mha", "triton")
+_BOTH, _SPLIT = ("trtllm_mha", "triton"), "triton and trtllm_mha"
 _PLAIN = (NO_DRAFT,)
 _MTP = (NO_DRAFT, "FROZEN_KV_MTP")
 _OTHER_DRAFTS = ("EAGLE", "EAGLE3", "STANDALONE", "NGRAM")
@@ -34,8 +38,10 @@ _OTHER_DRAFTS = ("EAGLE", "EAGLE3", "STANDALONE", "NGRAM")
 class Run:
     """A class of models, and where it was run on each of these backends with each of these drafts.
 
-    models: those that it was run with, in words. at: SGLang's release -> the places, as in
-    ``targets.RUN``.
+    models: those that it was run with, in words. backends: each is what a server has, ``triton and
+    trtllm_mha`` for one that prefills on triton. drafts: with one path, or ``NGRAM, a tree``. at:
+    SGLang's release -> the places, as in ``targets.RUN``. by: the commands that run it, () if none
+    was written down. beside: what else there was, of ``beside.ASKED``.
     """
 
     models: str
@@ -45,11 +51,14 @@ class Run:
     backends: tuple[str, ...]
     drafts: tuple[str, ...]
     at: Mapping[str, tuple[str, ...]]
+    by: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
 
     @property
     def with_what(self) -> str:
         """``on trtllm_mha, triton with no draft, FROZEN_KV_MTP``."""
-        return f"on {', '.join(self.backends)} with {', '.join(self.drafts)}"
+        found = f"on {', '.join(self.backends)} with {', '.join(self.drafts)}"
+        return found + "".join(f", with {what}" for what in self.beside)
 
     def has_class_of(self, it: Combination) -> bool:
         """True if all that is known of the class of a model is as it was here."""
@@ -65,48 +74,92 @@ class Run:
         """True if all that is known of a combination is as it was here."""
         return (
             self.has_class_of(it)
-            and set(it.backends) <= {*self.backends}
-            and it.draft in ("", *self.drafts)
+            # Two backends that were run one by one were not run together.
+            and (not it.backends or " and ".join(it.backends) in self.backends)
+            and self._drafts_as(it)
+            and it.beside == self.beside
         )
+
+    def _drafts_as(self, it: Combination) -> bool:
+        if it.draft in ("", NO_DRAFT):
+            return not it.draft or it.draft in self.drafts
+        one, tree = it.draft in self.drafts, f"{it.draft}, {TREE}" in self.drafts
+        return {ONE_PATH: one, TREE: tree}.get(it.paths, one or tree)
 
     def was_at(self, release: str, on_cpu: bool) -> bool:
         """True if it was run with this release on the CPU engine, or else on a GPU."""
         return ran_on(self.at.get(release, ()), on_cpu)
 
 
-_EVERYWHERE = {
-    "0.5.12.post1": (CPU, H200),
-    "0.5.13.post1": (CPU,),
-    "0.5.15.post1": (CPU, H200),
-    "0.5.23": (CPU, H200),
-}
+def _soak(*arguments: str) -> tuple[str, ...]:
+    """On GPUs: the requests of the soak, beside a run without tracers."""
+    return (" ".join(("python repro/soak.py --device cuda", *arguments)),)
+
+
 _SUITE = dict.fromkeys(("0.5.12.post1", "0.5.15.post1", "0.5.23"), (CPU,))  # on it tests pass
 _OLD, _NEW = {"0.5.12.post1": (CPU,)}, {"0.5.23": (CPU,)}
+_ON_H100, _ON_H200 = {"0.5.23": (H100,)}, {"0.5.23": (H200,)}
+_SPLIT_AT = dict.fromkeys(("0.5.12.post1", "0.5.15.post1"), (CPU, H200))
+_HEALTHY = ("make healthy",)
+_TOYS = ("pytest --long tests/cpu/test_toys_engine.py",)
+_DRAFTS = ("pytest --long tests/cpu/test_drafts_engine.py",)
+_ONE_POOL = ("pytest tests/tracers/page_table/test_page_table_engine.py",)
+_TWO_RANKS = ("pytest tests/cpu/test_tensor_parallel_engine.py",)
+_BACKENDS = ("pytest tests/cpu/test_backends_engine.py",)
+_SUITES = ("make healthy", "make matrix", "python repro/soak.py")
+_RANKS = ("python repro/ranks.py --device cuda", *_soak("--tp 2"))
 RUNS: tuple[Run, ...] = (
-    Run("Gemma-4", MHA, SWA_POOL, _SWA, _BOTH, _MTP, _EVERYWHERE),
-    Run("Gemma-4", MHA, SWA_POOL, _SWA, ("torch_native",), _PLAIN, _OLD),
-    Run("Gemma-4 without an SWA pool", MHA, ONE_POOL, _MHA, _BOTH, _MTP, _SUITE),
-    Run("Gemma-3", MHA, ONE_POOL, _MHA, _BOTH, _PLAIN, _NEW),
-    Run("Gemma-3", MHA, ONE_POOL, _MHA, ("flashinfer",), _PLAIN, _NEW),
-    Run("Llama, Qwen3", MHA, NO_WINDOW, _MHA, _BOTH, _PLAIN, _NEW),
-    Run("Llama, Qwen3", MHA, NO_WINDOW, _MHA, ("fa3",), _PLAIN, {"0.5.23": (CPU, H100)}),
-    Run("Llama, Qwen3", MHA, NO_WINDOW, _MHA, ("flashinfer",), _PLAIN, _NEW),
-    Run("Llama, Qwen3", MHA, NO_WINDOW, _MHA, ("torch_native",), _PLAIN, _NEW),
-    Run("Llama", MHA, NO_WINDOW, _MHA, ("triton",), (NO_DRAFT, "EAGLE"), {"0.5.12.post1": (H100,)}),
-    Run("Llama", MHA, NO_WINDOW, _MHA, ("trtllm_mha",), _OTHER_DRAFTS, _NEW),
-    Run("Llama", MHA, NO_WINDOW, _MHA, ("triton",), _OTHER_DRAFTS, _NEW),
-    Run("Llama", MHA, NO_WINDOW, _MHA, ("triton", "flashinfer"), _PLAIN, {"0.5.23": (H100,)}),
-    Run("Llama", MHA, NO_WINDOW, _MHA, ("fa3",), ("EAGLE",), {"0.5.23": (CPU, H100)}),
-    Run("gpt-oss", SINKS, SWA_POOL, _SWA, _BOTH, _PLAIN, _NEW),
-    Run("gpt-oss", SINKS, SWA_POOL, _SWA, ("fa3",), _PLAIN, {"0.5.23": (CPU, H100)}),
-    Run("DeepSeek", MLA, NO_WINDOW, _MLA, ("triton",), _PLAIN, _NEW),
-    Run("DeepSeek", MLA, NO_WINDOW, _MLA, ("fa3",), _PLAIN, _NEW),
-    Run("DeepSeek", MLA, NO_WINDOW, _MLA, ("flashinfer_mla",), _PLAIN, _NEW),
-    Run("DeepSeek", MLA, NO_WINDOW, _MLA, ("flashmla",), _PLAIN, _NEW),
-    Run("DeepSeek", MLA, NO_WINDOW, _MLA, ("trtllm_mla",), _PLAIN, _NEW),
-    Run("LFM2", LINEAR, NO_WINDOW, _LINEAR, ("trtllm_mha",), _PLAIN, _NEW),
-    Run("LFM2", LINEAR, NO_WINDOW, _LINEAR, ("flashinfer",), _PLAIN, _NEW),
-)
+    Run("Gemma-4", MHA, SWA_POOL, _SWA, ("trtllm_mha",), _MTP,
+        {**_SUITE, "0.5.13.post1": (CPU,), "0.5.23": (CPU, H200)}, _SUITES),
+    Run("Gemma-4", MHA, SWA_POOL, _SWA, ("triton",), _MTP,
+        {**_SUITE, "0.5.12.post1": (CPU, H200), "0.5.23": (CPU, H200)},
+        (*_BACKENDS, *_soak("--backend triton"))),
+    Run("Gemma-4", MHA, SWA_POOL, _SWA, (_SPLIT,), _MTP,
+        {**_SPLIT_AT, "0.5.23": (CPU, H100, H200)}, (*_BACKENDS, *_soak())),
+    Run("Gemma-4", MHA, SWA_POOL, _SWA, ("trtllm_mha",), _MTP, _SUITE, _TWO_RANKS, (TENSOR,)),
+    Run("Gemma-4", MHA, SWA_POOL, _SWA, (_SPLIT,), _MTP, {"0.5.23": (H100, H200)}, _RANKS,
+        (TENSOR,)),
+    Run("Gemma-4", MHA, SWA_POOL, _SWA, ("trtllm_mha",), _PLAIN, _NEW, _HEALTHY, (PIPELINE,)),
+    Run("Gemma-4", MHA, SWA_POOL, _SWA, ("trtllm_mha",), ("FROZEN_KV_MTP",), _OLD, _HEALTHY,
+        (FP8,)),
+    Run("Gemma-4", MHA, SWA_POOL, _SWA, ("torch_native",), _PLAIN, _OLD, _HEALTHY),
+    Run("Gemma-4 without an SWA pool", MHA, ONE_POOL, _MHA, _BOTH, _MTP, _SUITE, _ONE_POOL),
+    Run("Gemma-3", MHA, ONE_POOL, _MHA, (*_BOTH, "flashinfer"), _PLAIN, _NEW, _TOYS),
+    Run("Llama, Qwen3", MHA, NO_WINDOW, _MHA, (*_BOTH, "fa3", "flashinfer", "torch_native"),
+        _PLAIN, _NEW, _TOYS),
+    Run("Llama", MHA, NO_WINDOW, _MHA, _BOTH, _OTHER_DRAFTS, _NEW, _DRAFTS),
+    # With pages of one token. The toy's NGRAM has one path.
+    Run("Llama", MHA, NO_WINDOW, _MHA, ("fa3",), ("EAGLE",), _NEW, _DRAFTS),
+    Run("Llama", MHA, NO_WINDOW, _MHA, ("triton",), (NO_DRAFT, "EAGLE"),
+        {"0.5.12.post1": (H100,)}),
+    Run("Llama", MHA, NO_WINDOW, _MHA, ("fa3",), _PLAIN, _ON_H100, _soak("--model llama")),
+    Run("Qwen3", MHA, NO_WINDOW, _MHA, ("fa3",), _PLAIN, _ON_H100, _soak("--model qwen3")),
+    Run("Llama", MHA, NO_WINDOW, _MHA, ("fa3",), ("EAGLE",), _ON_H100,
+        _soak("--model llama --draft eagle")),
+    Run("Llama", MHA, NO_WINDOW, _MHA, ("triton",), _PLAIN, _ON_H100,
+        _soak("--model llama --backend triton")),
+    Run("Llama", MHA, NO_WINDOW, _MHA, ("triton",), ("EAGLE",), _ON_H200,
+        _soak("--model llama --draft eagle --backend triton")),
+    Run("Llama", MHA, NO_WINDOW, _MHA, ("flashinfer",), _PLAIN, _ON_H100,
+        _soak("--model llama --backend flashinfer")),
+    Run("gpt-oss", SINKS, SWA_POOL, _SWA, (*_BOTH, "fa3"), _PLAIN, _NEW, _TOYS),
+    Run("gpt-oss", SINKS, SWA_POOL, _SWA, ("fa3",), _PLAIN, _ON_H100, _soak("--model gpt-oss")),
+    Run("gpt-oss", SINKS, SWA_POOL, _SWA, ("triton",), _PLAIN, _ON_H200,
+        _soak("--model gpt-oss --backend triton")),
+    Run("DeepSeek", MLA, NO_WINDOW, _MLA,
+        ("triton", "fa3", "flashinfer_mla", "flashmla", "trtllm_mla"), _PLAIN, _NEW, _TOYS),
+    Run("LFM2", LINEAR, NO_WINDOW, _LINEAR, ("trtllm_mha", "flashinfer"), _PLAIN, _NEW, _TOYS),
+)  # fmt: skip
+# What SGLang 0.5.23 does not have: these backends for models with this attention. Its layers with
+# MLA have classes of their own, and those with sinks have not.
+NO_BACKEND: dict[str, tuple[str, ...]] = {
+    MLA: ("trtllm_mha", "flashinfer"),
+    SINKS: ("flashinfer", "flashinfer_mla", "flashmla", "torch_native", "trtllm_mla"),
+    **dict.fromkeys((MHA, LINEAR), ("flashinfer_mla", "flashmla", "trtllm_mla")),
+}
+# These drafts are made for certain models. If they were run with no model of a class, that class
+# does not have them.
+NO_OTHER_MODEL = ("FROZEN_KV_MTP", LAYERED)
 
 
 def was_run(it: Combination, release: str, on_cpu: bool) -> bool:
@@ -117,9 +170,17 @@ def was_run(it: Combination, release: str, on_cpu: bool) -> bool:
 def nearest(it: Combination, release: str, on_cpu: bool) -> str:
     """What was run there, in words: with models of the same class, or else with which models."""
     runs = there(release, on_cpu)
-    alike = [run.with_what for run in runs if run.has_class_of(it)]
+    alike = [run for run in runs if run.has_class_of(it)]
     if alike:
-        return f"such a model was run {'; '.join(dict.fromkeys(alike))}"
+        found: dict[tuple[str, tuple[str, ...]], dict[str, None]] = {}
+        for run in alike:
+            for draft in run.drafts:
+                found.setdefault((draft, run.beside), {}).update(dict.fromkeys(run.backends))
+        told = (
+            f"{' with '.join((draft, *beside))} on {', '.join(backends)}"
+            for (draft, beside), backends in found.items()
+        )
+        return f"such a model was run with {'; '.join(told)}"
     models = (f"{run.models} ({run.attention}, {run.window})" for run in runs)
     return f"run were {'; '.join(dict.fromkeys(models)) or 'none'}"
 
@@ -132,4 +193,4 @@ def there(release: str, on_cpu: bool) -> list[Run]:
 def backends_of_gemma(release: str) -> set[str]:
     """The attention backends that the CPU engine served Gemma-4 with an SWA pool on."""
     runs = (run for run in there(release, True) if (run.attention, run.window) == (MHA, SWA_POOL))
-    return {name for run in runs for name in run.backends}
+    return {name for run in runs for names in run.backends for name in names.split(" and ")}

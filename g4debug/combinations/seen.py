@@ -12,12 +12,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from g4debug.backends import phases
+from g4debug.combinations.beside import beside
+from g4debug.hooking.resolved import server_argument
 
 MHA, SINKS, MLA = "MHA", "MHA with sinks", "MLA"
 LINEAR, ENCODER = "hybrid linear", "encoder attention"
 NO_WINDOW, SWA_POOL, ONE_POOL = "no window", "windows in an SWA pool", "windows without an SWA pool"
 CHUNKS = "chunked windows (irope)"
 NO_DRAFT, LAYERED = "no draft", "multi-layer EAGLE"
+ONE_PATH, TREE = "one path", "a tree"
 # The names of a layer's parameter with a number for each head that joins the softmax.
 _SINKS = ("sinks", "attention_sink_bias")
 
@@ -28,8 +31,9 @@ class Combination:
 
     architecture: SGLang's name of the model's class. attention: one of the kinds above; before the
     weights are there, how it begins. window: one of the kinds above. pool: the class of the KV
-    pool, and of its parts. backends: the attention backends, () if they are not known. draft: as
-    SGLang calls the algorithm.
+    pool, and of its parts. backends: the attention backends, that of the prefills first; () if they
+    are not known. draft: as SGLang calls the algorithm. paths: of a draft, one or a tree. beside:
+    what else there is, of :data:`g4debug.combinations.beside.ASKED`.
     """
 
     architecture: str = ""
@@ -38,15 +42,35 @@ class Combination:
     pool: str = ""
     backends: tuple[str, ...] = ()
     draft: str = ""
+    paths: str = ""
+    beside: tuple[str, ...] = ()
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """What is not known, and must be of a server that is complete."""
+        found: dict[str, object] = {
+            "the kind of attention": self.attention,
+            "the windows": self.window,
+            "the KV pool": self.pool,
+            "the attention backends": self.backends,
+            "the draft": self.draft,
+            "whether the draft has one path": self.paths or self.draft in ("", NO_DRAFT),
+        }
+        return tuple(what for what, known in found.items() if not known)
 
     def __str__(self) -> str:
-        """``LlamaForCausalLM (MHA, no window, MHATokenToKVPool) on triton, no draft``."""
+        """``LlamaForCausalLM (MHA, no window, MHATokenToKVPool) on triton, draft EAGLE (a tree)``.
+
+        What is beside it follows, as ``, with LoRA``.
+        """
         kind = ", ".join(x for x in (self.attention, self.window, self.pool) if x)
         text = self.architecture or "a model"
         text += f" ({kind})" if kind else ""
         text += f" on {' and '.join(self.backends)}" if self.backends else ""
         drafts = self.draft if self.draft in ("", NO_DRAFT) else f"draft {self.draft}"
-        return f"{text}, {drafts}" if drafts else text
+        drafts += f" ({self.paths})" if self.paths else ""
+        text += f", {drafts}" if drafts else ""
+        return text + (f", with {' and '.join(self.beside)}" if self.beside else "")
 
 
 def planned(scheduler: Any, model_config: Any) -> Combination:
@@ -55,19 +79,23 @@ def planned(scheduler: Any, model_config: Any) -> Combination:
     # Where the config has a window, only the layers tell whether they use it.
     sizes = ("is_hybrid_swa", "sliding_window_size", "attention_chunk_size")
     windows = [getattr(model_config, name, True) for name in sizes]
+    args = getattr(scheduler, "server_args", None)
     return Combination(
         architecture=_architecture(model_config),
         attention=arch if arch in (MHA, MLA) and not _is_linear(model_config) else "",
         window="" if any(windows) else NO_WINDOW,
         draft=_draft(scheduler),
+        paths=_paths(scheduler),
+        beside=() if args is None else beside(args),
     )
 
 
 def running(scheduler: Any) -> Combination:
     """What a scheduler runs that is complete."""
     runner = getattr(getattr(scheduler, "tp_worker", None), "model_runner", None)
+    args = getattr(scheduler, "server_args", None)
     if runner is None:
-        return Combination(draft=_draft(scheduler))
+        return Combination(draft=_draft(scheduler), paths=_paths(scheduler), beside=beside(args))
     config = getattr(runner, "model_config", None)
     pool = getattr(runner, "token_to_kv_pool", None)
     layers = _attention_layers(runner.model)
@@ -78,6 +106,8 @@ def running(scheduler: Any) -> Combination:
         pool=_pool(pool),
         backends=phases.named(scheduler),
         draft=_draft(scheduler),
+        paths=_paths(scheduler),
+        beside=beside(args, pool),
     )
 
 
@@ -116,7 +146,9 @@ def _window(layers: list[Any], pool: Any) -> str:
 
 
 def _pool(pool: Any) -> str:
-    """``SWAKVPool of MHATokenToKVPool``."""
+    """``SWAKVPool of MHATokenToKVPool``, '' if there is none."""
+    if pool is None:
+        return ""
     parts = (getattr(pool, f"{name}_kv_pool", None) for name in ("full", "swa"))
     inner = dict.fromkeys(type(part).__name__ for part in parts if part is not None)
     return type(pool).__name__ + (f" of {' and '.join(inner)}" if inner else "")
@@ -144,3 +176,15 @@ def _draft(scheduler: Any) -> str:
     if type(worker).__name__.startswith("MultiLayer"):
         return LAYERED
     return str(getattr(algorithm, "name", algorithm))
+
+
+def _paths(scheduler: Any) -> str:
+    """How many paths a draft has, '' if that is not known or there is none.
+
+    Of NGRAM, SGLang keeps the breadth of its search as the same argument.
+    """
+    if _draft(scheduler) in ("", NO_DRAFT):
+        return ""
+    args = getattr(scheduler, "server_args", None)
+    width = int(server_argument(args, "speculative_eagle_topk", 0))
+    return {0: "", 1: ONE_PATH}.get(width, TREE)

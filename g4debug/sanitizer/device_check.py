@@ -157,11 +157,16 @@ class DeviceCheck(ABC, Generic[C, S]):
     def has_truth(self, backend: Any, captured: bool) -> bool:
         """True if there is a truth for the next forward of a backend.
 
-        There is none for a forward that the scheduler did not launch: nothing is copied for it.
+        There is none for a forward that the scheduler did not launch. SGLang runs some with dummy
+        requests, whose rows are those of nobody, or of others: to warm up and to capture CUDA
+        graphs, before the first batch or, where it captures anew, between two. A captured check
+        runs in the replays.
         """
-        by_copy = self.snapshots.copy is not None and not captured
+        if captured:
+            return self.backends.judges(backend)
+        by_copy = self.snapshots.copy is not None
         strange = by_copy and self.snapshots.step != self.context.recorder.step
-        return not strange and self.backends.judges(backend)
+        return self.snapshots.running and not strange and self.backends.judges(backend)
 
     def buffer(self, key: Key, like: torch.Tensor, dtype: torch.dtype, spare: int) -> torch.Tensor:
         """Contiguous memory of the shape of ``like``, with ``spare`` elements behind it.

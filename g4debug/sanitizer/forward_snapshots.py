@@ -59,11 +59,14 @@ class ForwardSnapshots:
 
     Several tracers may share one (:func:`shared`). Then each of them calls it at the same sites,
     and only the first call does the work.
+
+    running: ``Scheduler.run_batch`` is on its way. What runs outside of it serves no request.
     """
 
     def __init__(self) -> None:
         self.copy: Copy | None = None
         self.step = -1  # of the copy that was made last
+        self.running = False
         self._due = False  # run_batch has begun, and the copy of its forward is not made yet
         self._event: Any = None
         self._taken: dict[int, Snapshot] = {}  # by step
@@ -78,6 +81,7 @@ class ForwardSnapshots:
 
     def begin(self) -> None:
         """``Scheduler.run_batch`` is about to run."""
+        self.running = True
         self._due = self.copy is not None
 
     def take(self, batch: Any, step: int) -> None:
@@ -101,7 +105,7 @@ class ForwardSnapshots:
 
     def returned(self, scheduler: Any) -> None:
         """``run_batch`` has returned: let the scheduling stream wait for the forward's reads."""
-        self._due = False
+        self._due = self.running = False
         last = self._taken.get(self.step)
         if last is not None and last.number < 0:
             last.number = scheduler.forward_ct

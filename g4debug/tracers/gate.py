@@ -5,7 +5,8 @@ Where a model of that class, an attention backend or a draft was never run, a fi
 false, and would harm a healthy server. So such a start is refused. Which tracers were run on which
 release and GPU is known without a model (:func:`g4debug.plugin.refuse_if_not_run`). What the server
 runs is known only in its scheduler: a part of it before the weights are loaded, and all when the
-pools and the runners are there. Then one line tells what is judged in this server.
+pools and the runners are there. Then one line tells what is judged in this server. What is not
+known by then, also by a failure of ours, is refused as what was never run.
 
 The flight recorder keeps what happens, whatever that is, so it refuses no start. Nor does
 ``SGLANG_TRTLLM_MHA_DEBUG=watch``, which then only reports, as in mode ``log``.
@@ -13,16 +14,19 @@ The flight recorder keeps what happens, whatever that is, so it refuses no start
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Sequence
 from typing import Any
 
-from g4debug.combinations.refusal import refusal
-from g4debug.combinations.seen import Combination, planned, running
+from g4debug.combinations.refusal import failure, refusal
+from g4debug.combinations.seen import planned, running
 from g4debug.hooking.arguments import argument
 from g4debug.tracers.base import Context, Tracer
 
 NOT_RUN = "it was never run with this model, attention backend and draft"
+NOT_TOLD = "what g4debug could not tell"
+logger = logging.getLogger("g4debug")
 
 
 class Gate:
@@ -41,32 +45,42 @@ class Gate:
     def before_runner(self, runner: Any, *args: Any, **kwargs: Any) -> None:
         try:
             config = argument(args, kwargs, 0, "model_config")
-        except KeyError:
+            draft = args[5] if len(args) > 5 else kwargs.get("is_draft_worker", False)
+            found = planned(self.context.recorder.scheduler, config)
+            why = "" if draft else refusal(found, self.context.settings, self.on_cpu)
+        except Exception as e:  # all is asked again when the scheduler is complete
+            logger.debug("g4debug: what this server will run is not known yet: %r", e)
             return
-        draft = args[5] if len(args) > 5 else kwargs.get("is_draft_worker", False)
-        if not draft:
-            self.judge(planned(self.context.recorder.scheduler, config))
+        self.judge(why)
 
     def after_scheduler(self, result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-        found = running(scheduler)
-        if not self.judge(found):
+        status, said = self.context.recorder.status, NOT_TOLD
+        try:
+            found = running(scheduler)
+            said = str(found)
+            why = refusal(found, self.context.settings, self.on_cpu, whole=True)
+        except Exception as e:
+            logger.exception("g4debug: what this server runs cannot be told")
+            why = failure(e, self.context.settings)
+        if not self.judge(why):
             for tracer in self.tracers:
-                self.context.recorder.status.part(tracer.id).limit(
-                    "it may be wrong", NOT_RUN, quiet=True
-                )
-        status = self.context.recorder.status
-        status.serves = str(found)
-        print(f"g4debug: this server runs {found}. {status.judged()}", file=sys.stderr, flush=True)
+                status.part(tracer.id).limit("it may be wrong", NOT_RUN, quiet=True)
+        status.serves = said
+        print(f"g4debug: this server runs {said}. {status.judged()}", file=sys.stderr, flush=True)
         return result
 
-    def judge(self, found: Combination) -> bool:
-        """True if this combination was run, as far as it is known. Raises SystemExit if refused."""
-        refused = refusal(found, self.context.settings, self.on_cpu) if self.tracers else ""
+    def judge(self, why: str) -> bool:
+        """True if nothing is refused. Raises SystemExit if it is, and nothing lets it go on.
+
+        why: the refusal, '' for none.
+        """
         settings = self.context.settings
-        if refused and settings.watch and not settings.takes_the_risk:
+        if not why or not self.tracers:
+            return True
+        if settings.watch and not settings.takes_the_risk:
             self.context.trap.report_only()
             for tracer in self.tracers:
                 self.context.recorder.status.part(tracer.id).mode = "log"
-        elif refused and not settings.takes_the_risk:
-            raise SystemExit(f"g4debug: {refused}")
-        return not refused
+        elif not settings.takes_the_risk:
+            raise SystemExit(f"g4debug: {why}")
+        return False

@@ -42,6 +42,7 @@ class It:
         )
         settings = Settings(debug=True, debug_dir=folder, mode=mode, not_run_on_this_release=True)
         self.tracer = PageTableTracer(Context.alone("page-table", settings))
+        self.tracer.before_run_batch()
         self.hooks = {}
         put = self.hooks.__setitem__
         of.install(

@@ -31,6 +31,7 @@ class It:
         )
         settings = Settings(debug=True, debug_dir=folder, not_run_on_this_release=True)
         self.tracer = PageTableTracer(Context.alone("page-table", settings))
+        self.tracer.before_run_batch()
         runner = SimpleNamespace(
             server_args=SimpleNamespace(disable_overlap_schedule=True), page_size=PAGE
         )

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from g4debug import cli, discovery
-from g4debug.combinations.run import RUNS, Run
 from g4debug.fixes import base
 from g4debug.hooking import targets
 from g4debug.hooking.hooks import Hooks
@@ -178,20 +177,6 @@ def test_the_table_of_tracers_and_releases() -> None:
         if column
     }
     assert said == targets.RUN
-
-
-def test_the_table_of_combinations() -> None:
-    table = TEXTS["docs/supported.md"].split("<!-- combinations")[1].split("<!-- /combinations")[0]
-    assert table.splitlines()[3:] == [row_of(run) for run in RUNS]
-
-
-def row_of(run: Run) -> str:
-    """``CPU engine: 0.5.12.post1, 0.5.23; H200: 0.5.23`` in the last cell."""
-    places = dict.fromkeys(place for where in run.at.values() for place in where)
-    at = (f"{p}: {', '.join(r for r, where in run.at.items() if p in where)}" for p in places)
-    backends = ", ".join(f"`{name}`" for name in run.backends)
-    cells = (run.models, run.attention, run.window, f"`{run.pool}`", backends)
-    return f"| {' | '.join(cells)} | {', '.join(run.drafts)} | {'; '.join(at)} |"
 
 
 def test_the_readme_is_one_page_and_leads_to_every_other() -> None:

@@ -214,6 +214,28 @@ def test_a_forward_that_was_not_launched_by_the_scheduler_has_no_copy(ahead):
     it.rig.forward(it.backend, batch)
 
 
+@pytest.mark.parametrize("served", [False, True])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_dummy_requests_are_not_judged(ahead, overlap, served):
+    """As SGLang runs them while it captures its prefills: the rows of nobody, of zeros.
+
+    It does so before the first batch, and where it captures anew between two batches.
+    """
+    it = ahead(overlap)
+    it.tracer.after_run_batch(None, None)
+    if served:
+        it.run(launched := it.launch())
+        it.tracer.after_run_batch(None, None, launched.scheduled)
+    rows = [it.finish("a")]
+    it.admit("d", 3 * PAGE, 0)  # in the row that another had at the last launch
+    rows.append(it.rig.next_row())
+    assert not it.rig.req_to_token.req_to_token[rows[1]].any()
+    dummies = [SimpleNamespace(req_pool_idx=row, tokens=3 * PAGE) for row in rows]
+    it.rig.step(it.backend, "extend", dummies)
+    it.tracer.poll()
+    assert not it.ledger.broken
+
+
 def test_without_the_barrier_only_ranges_are_checked(ahead, monkeypatch):
     monkeypatch.setitem(targets.SITES, "scheduler.war_barrier", (("", None),))
     it = ahead()

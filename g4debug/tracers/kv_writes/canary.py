@@ -78,6 +78,7 @@ class _Server:
             out_cache_loc=loc,
         )
         tracer.after_backend_init(None, self.backend, _RUNNER)
+        tracer.before_run_batch()
 
     def forward(self) -> locations.Forward:
         """The forward, as the faults take it."""

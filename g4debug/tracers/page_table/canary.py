@@ -45,6 +45,7 @@ def fire(folder: Path, device: torch.device) -> str:
     dumps = len(adapters()) + len(FAULTS)
     settings = Settings(debug=True, debug_dir=folder, not_run_on_this_release=True, max_dumps=dumps)
     tracer = PageTableTracer(Context.alone("page-table", settings))
+    tracer.before_run_batch()
     seen: list[str] = []
     for adapter in adapters():
         if isinstance(adapter, TableAdapter):

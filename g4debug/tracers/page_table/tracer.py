@@ -281,6 +281,8 @@ class PageTableTracer(DeviceCheck[CheckedTable, Cell]):
         truth, ledger = checked.truth, self.context.ledger
         if checked.captured or truth is None or self.snapshots.copy is not None:
             return False
+        if not self.has_truth(checked.backend, False):
+            return False
         if ledger is None or truth.shadow is None or truth.shadow is not ledger.shadow:
             return False
         if checked.table.shape != table.shape:

@@ -80,6 +80,7 @@ class It:
             out_cache_loc=torch.tensor([int(table[r + 1, n - 1]) for r, n in enumerate(LENGTHS)]),
         )
         self.tracer.after_runner_attention(None, self.runner)
+        self.tracer.before_run_batch()
         self.around_write = self.tracer._around_write()
 
     def write(self, *args):
