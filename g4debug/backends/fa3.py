@@ -43,7 +43,7 @@ class Fa3(TableAdapter):
     sites = ("attn.fa3.kernel", "attn.fa3.extend", "attn.fa3.decode")
     metadata = "attn.fa3.metadata"
     replay = "attn.fa3.metadata_replay"
-    in_graph = "attn.fa3.metadata_in_graph" if targets.path("attn.fa3.metadata_in_graph") else ""
+    in_graph = "attn.fa3.metadata_in_graph" if targets.fills_tables_in_graph("fa3") else ""
     tables: ClassVar = {"full": "page_table", "swa": "swa_page_table"}
     lengths = "cache_seqlens_int32"
     unknown_modes = ("MIXED", "SPLIT_PREFILL", "DLLM_EXTEND")

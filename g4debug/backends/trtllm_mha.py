@@ -23,7 +23,9 @@ class TrtllmMha(TableAdapter):
     fused_writes = ("attn.trtllm_mha.layer_cache_loc",)  # with FP8 KV
     metadata = "attn.trtllm_mha.metadata"
     replay = "attn.trtllm_mha.metadata_replay"
-    in_graph = "attn.trtllm_mha.metadata_in_graph" if targets.fills_tables_in_graph() else ""
+    in_graph = (
+        "attn.trtllm_mha.metadata_in_graph" if targets.fills_tables_in_graph("trtllm_mha") else ""
+    )
     tables: ClassVar = {"full": "page_table", "swa": "swa_page_table"}
     lengths = "cache_seqlens_int32"
     run: ClassVar = {

@@ -631,9 +631,9 @@ def captures_apart() -> bool:
     return path("attn.triton.metadata_capture") is not None
 
 
-def fills_tables_in_graph() -> bool:
-    """True if a captured CUDA graph itself fills in the page tables of trtllm_mha."""
-    return path("attn.trtllm_mha.metadata_in_graph") is not None
+def fills_tables_in_graph(backend: str) -> bool:
+    """True if a captured forward of this backend fills in its page table inside of its graph."""
+    return path(f"attn.{backend}.metadata_in_graph") is not None
 
 
 def captures_piecewise() -> bool:

@@ -71,7 +71,7 @@ class Guard:
 
 @pytest.mark.parametrize(("name", "args", "fields", "config", "window", "partly"), FEATURES)
 def test_the_line_says_which_phases_are_judged_in_part(name, args, fields, config, window, partly):
-    backend, guard, of = SimpleNamespace(**fields), Guard(), adapter(name)
+    backend, guard, of = SimpleNamespace(fa_impl_ver=3, **fields), Guard(), adapter(name)
     backend.sliding_window_size = window
     swa = SimpleNamespace(swa_kv_pool=object()) if fields.get("swa") else SimpleNamespace()
     runner = SimpleNamespace(
