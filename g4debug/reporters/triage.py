@@ -56,6 +56,8 @@ def render(found: Verdict, console: Console) -> None:
         _said(console, "SEVERAL", said, "bold")
         for hit in found.hits:
             _hit(hit, console)
+        if found.more:
+            _said(console, "", f"and {found.more} more: give more words, or a whole line")
     elif found.asked and found.state == "nothing":
         _said(console, "NOTHING", WORDS, "bold")
     elif found.state == "unknown":
@@ -221,6 +223,7 @@ def render_json(found: Verdict, stream: IO[str]) -> None:
             {"entry": hit.entry or None, "text": hit.text, "where": hit.where or None}
             for hit in found.hits
         ],
+        "words_in_more": found.more,
         "fixes": [{"id": f.id, "state": f.state, "why": f.why} for f in found.fixes],
         "dumps": [str(d.path) for d in found.dumps],
         "cores": [str(path) for path in found.cores],

@@ -880,7 +880,7 @@ PATTERNS: tuple[Pattern, ...] = (
         0,
         _E,
         OTHER,
-        advice="The model's files are missing, damaged, or cannot be fetched or read. Or they need "
+        advice="The model was not found, is damaged, or cannot be fetched or read. Or it needs "
         "newer transformers or tokenizers.",
     ),
     Pattern(

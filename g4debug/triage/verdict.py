@@ -16,6 +16,7 @@ from typing import Literal
 
 from g4debug.dumps import incidents
 from g4debug.dumps.incidents import Dump
+from g4debug.triage import lookup
 from g4debug.triage.entry import Entry, entries
 from g4debug.triage.lookup import Hit
 from g4debug.triage.patterns import Stage
@@ -52,8 +53,9 @@ class Verdict:
     errors, error: as in ``reading.Reading``. survived: what the server said and served on behind,
     where nothing ended it; served: the last line that says so. neighbours: what befell other
     processes of the machine. asked: it is about words that somebody looked up, and about no log;
-    hits: the entries that have them. why: of what is not known, if there is more to say. stacks:
-    the lines of SGLang's own stacks. absent: dumps that the log names and this machine has not.
+    hits: the entries that have them, more: and how many more have. why: of what is not known, if
+    there is more to say. stacks: the lines of SGLang's own stacks. absent: dumps that the log names
+    and this machine has not.
     """
 
     state: State
@@ -78,6 +80,7 @@ class Verdict:
     absent: tuple[str, ...] = ()
     asked: bool = False
     hits: tuple[Hit, ...] = ()
+    more: int = 0
     fixes: tuple[FixSaid, ...] = ()
     dumps: tuple[Dump, ...] = ()
     cores: tuple[Path, ...] = ()
@@ -93,14 +96,16 @@ def of_entry(number: int) -> Verdict:
 def of_words(line: Verdict, hits: tuple[Hit, ...]) -> Verdict:
     """The verdict on words that somebody looks up. line: on the same as a line of a log."""
     if line.first is not None:
-        also = dict.fromkeys((*line.also, *(hit.entry for hit in hits)))
+        also = dict.fromkeys((*line.also, *(hit.entry for hit in hits[: lookup.MOST])))
         own = line.entry.number if line.entry is not None else 0
         return replace(line, asked=True, also=tuple(n for n in also if n not in (0, own)))
     if len(hits) == 1 and not hits[0].where:
         if hits[0].entry:
             return replace(of_entry(hits[0].entry), asked=True)
         return Verdict("elsewhere", advice=hits[0].advice, asked=True)
-    return Verdict("several" if hits else "nothing", asked=True, hits=hits)
+    shown = hits[: lookup.MOST]
+    more = len(hits) - len(shown)
+    return Verdict("several" if hits else "nothing", asked=True, hits=shown, more=more)
 
 
 def of(reading: Reading) -> Verdict:
