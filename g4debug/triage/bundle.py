@@ -73,14 +73,17 @@ def around(log: Iterable[bytes], middle: int) -> bytes:
     kept: list[str] = []
     inside = False  # a traceback whose exception has not come
     wrapping = carriers.Unwrapper()
+    launches = 0  # lines of launches that were told above
     for number, whole in enumerate(log, 1):
         if number > middle + AROUND:
             break
         near = number >= middle - AROUND
         for data in wrapping.lines(whole):
             line = lines.read(number, data)
-            if not near and not _LAUNCH.search(line.text):
-                continue
+            if not near:
+                if launches >= AROUND or not _LAUNCH.search(line.text):
+                    continue
+                launches += 1
             inside = "Traceback (most recent" in line.text or (inside and not line.prefixed)
             raised = inside and _EXCEPTION.match(line.text) is not None
             frame = inside and _FRAME.match(line.text) is not None
@@ -104,6 +107,7 @@ def sieved(found: Verdict) -> Verdict:
         error=(found.error[0], said(found.error[1])),
         earlier=tuple((line, said(what)) for line, what in found.earlier),
         survived=tuple(replace(mark, text=LEFT_OUT) for mark in found.survived),
+        neighbours=tuple(replace(mark, text=said(mark.text)) for mark in found.neighbours),
     )
 
 

@@ -59,15 +59,19 @@ class Unwrapper:
     def __init__(self) -> None:
         self.containers: set[str] = set()
         self._learned: dict[bytes, re.Pattern[bytes]] = {}
+        self._last: re.Pattern[bytes] | None = None  # of those that were learned
         self._plain = False  # a line of SGLang's stood at the left margin
         self._column: int | None = None  # of a CSV file
         self._before = b""  # what stood in front of a traceback in the line above
 
     def lines(self, data: bytes) -> list[bytes]:
         """The lines in a line of the log, without what was around them."""
-        if data.startswith(b"[2") and _STAMP.match(data):
+        if data.startswith(b"[2") and data[20:21] in (b"]", b".", b" "):
             self._plain = True
             return [data]
+        found = self._last.match(data) if self._last is not None else None
+        if found is not None and data.startswith(b"[2", found.end()):  # as most lines are
+            return [data[found.end() :]]
         if b"\x1b" in data:
             data = _ANSI.sub(b"", data)
         return self._inner(data, _DEEPEST)
@@ -109,6 +113,7 @@ class Unwrapper:
         self._traceback(data)
         for form in self._learned.values():
             if (found := form.match(data)) is not None:
+                self._last = form
                 rest = data[found.end() :]
                 return self._inner(rest, deep - 1) if rest.startswith(b"{") else [rest]
         return [data]
@@ -130,7 +135,7 @@ class Unwrapper:
             return
         if len(self._learned) >= _LEARNED:
             del self._learned[next(iter(self._learned))]
-        self._learned[form] = re.compile(form)
+        self._learned[form] = self._last = re.compile(form)
         if (words := re.fullmatch(rb"\S+ ([\w.-]+) ", front)) is not None:  # stern
             self.containers.add(words[1].decode("utf-8", "replace"))
 

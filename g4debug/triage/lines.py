@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from io import BufferedReader
-from typing import BinaryIO, cast
+from typing import BinaryIO, NamedTuple, cast
 
 from g4debug.findings.names import clean
 from g4debug.triage import carriers
@@ -106,8 +106,7 @@ def raw(stream: BinaryIO) -> Iterator[bytes]:
         yield whole
 
 
-@dataclass(frozen=True)
-class Head:
+class Head(NamedTuple):
     """What SGLang's own line begins with. serves: it says that the server computes.
 
     code: of HTTP, if it is a line about a request; 0 if not. path: what was asked for.
@@ -123,8 +122,8 @@ def head(data: bytes) -> Head | None:
     """The head of a line that nothing is around; None if it is not SGLang's. Be quick."""
     if data[:1] not in (b"[", b"2") or (found := _HEAD.match(data)) is None:
         return None
-    code = int(found["code"]) if found["code"] else 0
-    return Head(found[1] or found[2], found["serves"] is not None, found["path"] or b"", code)
+    stamp, traced, serves, path, code = found.groups()
+    return Head(stamp or traced, serves is not None, path or b"", int(code) if code else 0)
 
 
 def read(number: int, data: bytes) -> Line:

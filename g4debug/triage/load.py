@@ -24,7 +24,10 @@ class Load:
 
     def take(self, data: bytes, at: datetime | None) -> Pattern | None:
         """What a line of statistics tells for the first time, None if it tells nothing."""
-        usage = _USAGE.search(data)
+        usage = _USAGE.search(data) if b"full token usage" in data else None
+        if usage is None and b"#queue-req: 0" in data:  # so are most
+            self._since.clear()
+            return None
         waits = (found := _WAITS.search(data)) is not None and found[1] != b"0"
         uneven = False
         if usage is not None:

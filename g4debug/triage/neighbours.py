@@ -48,6 +48,8 @@ class Pod:
 
     def take(self, data: bytes) -> None:
         """A line that SGLang did not form."""
+        if self._depth is None and b"ontainer" not in data:
+            return
         found = _KEY.match(data)
         if found is not None and found[2] in (b"Containers", b"containers", b"containerStatuses"):
             self._depth, self._margin, self.container = 0, len(found[1]), ""

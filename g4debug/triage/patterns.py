@@ -287,6 +287,16 @@ PATTERNS: tuple[Pattern, ...] = (
         explains=True,
     ),
     Pattern(
+        ("Assertion `index …",),
+        "the same, SGLang's own probe",
+        23,
+        _C,
+        CUDA,
+        frames=("block: [",),
+        also=(21, 22),
+        explains=True,
+    ),
+    Pattern(
         ("Assertion `…` failed.", "Assertion `…' failed."),
         "behind `block: […], thread: […]`",
         23,

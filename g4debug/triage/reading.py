@@ -72,7 +72,7 @@ _WORDS = (
 # Of SGLang alone: where none of these is in a log, it is of something else.
 _OURS = re.compile(
     rb"server_args=|launch_server|sglang[./:]|sglang serve|SGLANG_|SGLang|g4debug[: ]"
-    rb"|\bsmg::|Decode batch, #|Prefill batch, #|The server is fired up"
+    rb"|\bsmg::|\"POST /generate |Decode batch, #|Prefill batch, #|The server is fired up"
 )
 _FETCHED = re.compile(
     rb"^ *(?:Collecting|Downloading|Requirement already|Using cached|Successfully) "
@@ -441,7 +441,10 @@ class Reader:
                 if said[0] != b"server_args=" and said[0] != b"Load weight begin":
                     self._serves()
         # Most of a log are SGLang's statistics, and they accuse nobody.
-        statistics = any(word in head for word in _STATISTICS)
+        if found is not None:
+            statistics = found.serves or found.code != 0
+        else:
+            statistics = any(word in head for word in _STATISTICS)
         looked_at = self._open or self._single
         if not looked_at and (statistics or TRIGGER.search(data) is None):
             return

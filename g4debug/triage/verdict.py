@@ -26,7 +26,7 @@ from g4debug.triage.server import Server
 State = Literal["entry", "elsewhere", "unknown", "nothing", "foreign", "several"]
 NEAR = timedelta(minutes=5)  # so long before or after the error a dump belongs to it
 SHOWN = 5
-CORES = ("*.nvcudmp", "cuda_coredump_*")
+CORES = ("*.nvcudmp", "cuda_coredump_*", "core.cuda.*")
 OPENS = ("g4debug list", "g4debug show")  # commands that need a dump
 # watch and the mode log start on any SGLang, and stop no server; =1 alone may refuse to.
 ARM = "SGLANG_TRTLLM_MHA_DEBUG=watch <your launch command>"
