@@ -46,7 +46,8 @@ _BEGINS = b"Traceback (most recent call last):"
 # Where collectors and Python's JSON formatters put the line itself.
 _TEXTS = ("log", "line", "message", "msg", "textPayload", "MESSAGE")
 _TIMES = ("asctime", "timestamp", "time", "@timestamp", "ts")
-_OURS = ("levelname", "asctime", "funcName", "pathname")  # names of Python's logging
+_OURS = ("levelname", "asctime", "funcName", "pathname", "lineno", "logger")  # of Python's logging
+_LOGFMT = re.compile(rb'(?:time|ts|t|level)=[^ ].{0,200}? msg="((?:[^"\\]|\\.)*)"')
 _CUT = re.compile(rb'"(?:' + "|".join(_TEXTS).encode() + rb')" ?: ?"((?:[^"\\]|\\.)*)')
 
 
@@ -80,6 +81,8 @@ class Unwrapper:
         if not deep or _STAMP.match(data) or _TRACED.match(data) or KERNEL.match(data):
             return [data]
         if data.startswith(b"{") and (inside := self._json(data)) is not None:
+            return [one for line in inside for one in self._inner(line, deep - 1)]
+        if (found := _LOGFMT.match(data)) is not None and (inside := _text(found[1])):
             return [one for line in inside for one in self._inner(line, deep - 1)]
         if data.startswith(b'"') and (field := self._csv(data)) is not None:
             return self._inner(field, deep - 1)
@@ -162,10 +165,7 @@ class Unwrapper:
         except ValueError:
             if (cut := _CUT.search(data)) is None:
                 return None
-            try:
-                return _split(json.loads(b'"' + cut[1].rstrip(b"\\") + b'"'))
-            except ValueError:
-                return None
+            return _text(cut[1].rstrip(b"\\")) or None
         inner = record.get("jsonPayload")
         if isinstance(inner, dict):
             record = {**record, **inner}
@@ -183,6 +183,14 @@ def _form(front: bytes) -> bytes:
     """What stands in front of a line, for each number of it any other."""
     pieces = re.split(rb"(\d+)", front)
     return b"".join(rb"\d+" if i % 2 else re.escape(x) for i, x in enumerate(pieces))
+
+
+def _text(inner: bytes) -> list[bytes]:
+    """The lines of a text with escapes, as it stands between quotation marks."""
+    try:
+        return _split(json.loads(b'"' + inner + b'"'))
+    except ValueError:
+        return []
 
 
 def _split(text: str) -> list[bytes]:

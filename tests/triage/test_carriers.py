@@ -81,6 +81,13 @@ def test_a_record_of_pythons_logging_is_a_line_of_sglangs_own() -> None:
     assert (found.at, found.prefixed) == (None, True)
 
 
+def test_a_line_of_logfmt() -> None:
+    log = Unwrapper()
+    front = b'time="2026-11-27T06:32:01Z" level=info msg='
+    for own in (OWN, FRAME):
+        assert log.lines(front + json.dumps(own.decode().rstrip()).encode()) == [own.rstrip()]
+
+
 def test_a_record_that_was_cut_has_its_beginning() -> None:
     log = b'{"stream":"stderr","log":"ValueError: pool memory leak detected! [full'
     assert Unwrapper().lines(log) == [b"ValueError: pool memory leak detected! [full"]
