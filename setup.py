@@ -8,7 +8,7 @@ README's links lead to other files of the repository. On a package index these a
 long description links to the address of ``[project.urls]``, or, as long as there is none, has the
 links' words without the links.
 
-The source archive has the links g4debug/fixes and g4debug/TRIAGE.md as links, not as copies.
+The source archive has the links in g4debug (LINKS) as links, not as copies.
 """
 
 import os
@@ -21,7 +21,11 @@ from pathlib import Path
 from setuptools import setup
 from setuptools.command.sdist import sdist
 
-LINKS = {"g4debug/fixes": "../fixes", "g4debug/TRIAGE.md": "../TRIAGE.md"}
+LINKS = {
+    "g4debug/fixes": "../fixes",
+    "g4debug/TRIAGE.md": "../TRIAGE.md",
+    "g4debug/triage/cases": "../../docs/cases",
+}
 RELATIVE = re.compile(r"(!?)\[([^\[\]]*)\]\((?!\w+:|#)([^)]*)\)")
 
 

@@ -435,15 +435,19 @@ def _say(line: str) -> None:
 
 
 def start_up_line(settings: Settings, hooks: Hooks, state: InForce, fixed: str) -> str:
-    """The start-up line: the armed tracers, the fixes, the injected faults, and the dumps' folder.
+    """The start-up line: the armed tracers, SGLang's release, the fixes, the injected faults, and
+    the dumps' folder. SGLang itself never says its release, and ``g4debug triage`` needs it.
 
     fixed: what ``g4debug.fixes.base.summary`` says.
     """
+    from g4debug.hooking import targets
+
     armed = ", ".join(state.tracers) or "none"
     mode = f"{WATCH}, {settings.mode}" if settings.watch else settings.mode
     new = f"never run on this SGLang or GPU: {', '.join(state.not_run)}; " if state.not_run else ""
     return (
         f"g4debug {__version__} [{state.role.name}] armed: {armed} ({mode}); {new}"
+        f"SGLang {targets.sglang_version() or 'of an unknown release'}; "
         f"fixes: {fixed}; "
         f"faults: {settings.faults or 'none'}; {len(hooks.sites)} sites hooked; "
         f"dumps: {settings.debug_dir}"

@@ -5,7 +5,9 @@ works), the number of an entry, or words of a log: a line, a piece of one, or a
 finding. A log is read as a stream, of
 any size. What counts is what happened first on the rank that failed first, not
 the last error. The entry is printed with the facts of this log, the state of its
-fixes, the dumps and CUDA core dumps of that time, and the next command.
+fixes, the dumps and CUDA core dumps of that time, and the next command. What it
+says does not depend on the SGLang of this machine: SGLang's release is taken from
+the log. --here says that the log is of the SGLang that is installed here.
 
 Where no entry fits it says so. --bundle writes what a report of a bug needs into
 a tar file: versions, the status of servers that run here, the heads of dumps,
@@ -14,8 +16,8 @@ first. Lines with requests, secrets and the tape are left out. That is a sieve:
 look at the file before you send it.
 
 The exit code is 0 if an entry was found, or the cause is known and not g4debug's
-matter, or nothing in the log ends a server; 1 if what ended it is not known, or
-no entry has the words.
+matter, or nothing in the log ends a server; 1 if what ended it is not known, or it
+is no log of SGLang, or no entry has the words.
 """
 
 from __future__ import annotations
@@ -67,6 +69,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--bundle", type=Path, metavar="OUT.tar", help="also write what a report of a bug needs"
     )
+    parser.add_argument(
+        "--here", action="store_true", help="the log is of the SGLang that is installed here"
+    )
+    parser.add_argument(
+        "--case", action="store_true", help="print the long story of an entry's number"
+    )
     parser.add_argument("--tape", action="store_true", help="put whole dumps into it, too")
     parser.add_argument("--yes", action="store_true", help="write it without asking")
     add_console_arguments(parser)
@@ -75,12 +83,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.bundle is None and (args.tape or args.yes):
         raise CliError("--tape and --yes belong to --bundle OUT.tar")
+    if args.case:
+        print(story(args.what), end="")
+        return 0
     if args.bundle is not None and args.what != "-" and not _is_file(args.what):
         raise CliError("--bundle needs a log: a file, or - for standard input")
     with contextlib.ExitStack() as opened:
         if args.bundle is not None and args.what == "-":  # it is read a second time
             args.what = str(opened.enter_context(_spooled()))
         return _run(args)
+
+
+def story(what: str) -> str:
+    """The long story of an entry. Raises CliError if there is none."""
+    from g4debug.triage.entry import entries
+
+    if not what.isascii() or not what.isdigit() or int(what) not in entries():
+        raise CliError(f"--case needs the number of an entry, 1 to {max(entries())}; got {what!r}")
+    try:
+        return entries()[int(what)].story
+    except OSError as e:
+        raise CliError(f"the case of entry {what} cannot be read: {e.strerror}") from e
 
 
 @contextlib.contextmanager
@@ -108,7 +131,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.bundle is not None:
         bundled(found, args)
     missing = found.asked and found.state == "nothing"
-    return UNKNOWN if found.state == "unknown" or missing else 0
+    return UNKNOWN if found.state in ("unknown", "foreign") or missing else 0
 
 
 def looked_up(args: argparse.Namespace) -> tuple[Verdict, str]:
@@ -122,7 +145,11 @@ def looked_up(args: argparse.Namespace) -> tuple[Verdict, str]:
         if int(what) not in entries():
             raise CliError(f"there is no entry {what}; expected 1 to {max(entries())}, or a log")
         return environment(verdict.of_entry(int(what)), (), args.dumps), ""
-    note, installed = "", str(targets.sglang_version() or "")
+    note, installed = "", ""
+    if args.here:
+        installed = str(targets.sglang_version() or "")
+        if not installed:
+            raise CliError("--here: no SGLang is installed in this Python")
     if what == "-" or _is_file(what):
         found = read_log(what, installed)
     elif " " not in what and (os.sep in what or _FILE.search(what)):
@@ -221,14 +248,20 @@ def environment(found: Verdict, named: tuple[str, ...] | list[str], given: Path 
         if given is not None:
             raise CliError(f"{given}: cannot be read: {getattr(e, 'strerror', None) or e}") from e
         dumps, cores = (), ()  # there is no folder until a server writes its first dump
+    with contextlib.suppress(OSError):
+        cores += verdict.cores_of(found.first, verdict.SGLANGS_CORES)
     command = found.next_command
     if dumps and not named and found.state in ("entry", "unknown"):
         command = verdict.typed(verdict.show(dumps[0].path))
-    return replace(found, fixes=fixes, dumps=dumps, cores=cores, next_command=command)
+    here = {dump.path.name for dump in dumps}
+    absent = tuple(x for x in named if not _is_file(x) and Path(x).name not in here)
+    return replace(
+        found, fixes=fixes, dumps=dumps, cores=cores, next_command=command, absent=absent
+    )
 
 
 def fix_said(name: str, found: Verdict) -> FixSaid:
-    """The state of a fix for the server of the log; if that is not known, for a server here."""
+    """The state of a fix for the server of the log, as far as the log says its release."""
     from g4debug import discovery
     from g4debug.hooking import targets
     from g4debug.triage.verdict import FixSaid
@@ -237,26 +270,31 @@ def fix_said(name: str, found: Verdict) -> FixSaid:
     if name in server.fixes:
         return FixSaid(name, "in force", "g4debug's line at start says so")
     fix = discovery.load("fix", name)
-    installed = targets.sglang_version()
-    if server.release and (installed is None or server.release != str(installed)):
-        try:
-            from packaging.version import Version
+    for_it = f"it is for SGLang {fix.needs}"
+    if server.installed:
+        states = {row.id: row for row in _rows()}
+        row = states.get(name)
+        if row is None or row.state == "unknown":
+            return FixSaid(name, "unknown", for_it)
+        said = {"applied": "applies", "not-needed": "not needed"}.get(row.state, row.state)
+        if server.armed and said == "applies":
+            said = "off"
+        return FixSaid(name, said, f"on SGLang {server.installed}, here: {row.why}")
+    try:
+        from packaging.version import Version
 
-            fits = targets.matches(fix.needs, Version(server.release))
-        except (ImportError, ValueError):
-            return FixSaid(name, "unknown", f"it is for SGLang {fix.needs}")
-        if not fits:
-            return FixSaid(name, "not for it", f"it is for SGLang {fix.needs}")
-        why = "it is written for the release of the log"
-        return FixSaid(name, "off" if server.armed else "applies", why)
+        releases = [Version(server.release)] if server.release else []
+        releases = releases or [Version(f"0.5.{n}") for n in server.minors]
+        fits = [targets.matches(fix.needs, one) for one in releases]
+    except (ImportError, ValueError):
+        return FixSaid(name, "unknown", for_it)
+    if not any(fits):
+        return FixSaid(name, "not for it", for_it)
     if server.armed:
         return FixSaid(name, "off", "the line of g4debug at start does not name it")
-    states = {row.id: row for row in _rows()}
-    row = states.get(name)
-    if row is None or row.state == "unknown":
-        return FixSaid(name, "unknown", f"it is for SGLang {fix.needs}; this Python has no SGLang")
-    said = {"applied": "applies", "not-needed": "not needed"}.get(row.state, row.state)
-    return FixSaid(name, said, f"on SGLang {installed}, here: {row.why}")
+    if not server.release:
+        return FixSaid(name, "by release", f"{for_it}; the log does not say which one it was")
+    return FixSaid(name, "applies", f"{for_it}, as the one of the log")
 
 
 def _rows() -> list[Row]:

@@ -657,8 +657,8 @@ _SPEC_LIFECYCLE = (
         "`output_ids`, `kv_committed_len` or `spec_verify_ct` advanced twice, or not at all; or "
         "`kv_allocated_len` or `req_pool_idx` changed; or `swa_evicted_seqlen` is negative",
         "`output_ids`, `spec_verify_ct`, `…len` or `req_pool_idx`, then `= …, should be …`",
-        look="seed PR #24: the v1 verify and the v2 output processor both count; one of them must "
-        "go. From SGLang 0.5.14 on only the processing of a result counts",
+        look="the v1 verify and the v2 output processor both count; one of them must go. "
+        "From SGLang 0.5.14 on only the processing of a result counts",
     ),
     _step(
         "stale-hidden-state", "the draft got hidden states of another step, or of another request",

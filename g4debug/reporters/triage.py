@@ -19,20 +19,26 @@ from g4debug.triage.verdict import Verdict
 
 LONGEST = 240  # characters of a line of the log
 COLLECT = (
-    "No entry explains this, so nothing is blamed. To find out more: start it again with "
-    "SGLANG_TRTLLM_MHA_DEBUG=1, so that the flight recorder leaves a dump, and give it the same "
-    "load. What a report needs is in the file that --bundle OUT.tar writes; it asks first."
+    "No entry explains this, so nothing is blamed. To find out more: g4debug doctor, beside that "
+    "server, says whether g4debug would start there; SGLANG_TRTLLM_MHA_DEBUG=watch stops no "
+    "server, and leaves a dump when it ends again. What a report needs is in the file that "
+    "--bundle OUT.tar writes; it asks first."
 )
 NOTHING = (
     "Not known: nothing in it ends or slows a server, as far as triage knows. If the log ends "
     "before the server did, give the whole log (kubectl logs --previous). If the server lives and "
     "serves nobody: g4debug triage 8. If answers are wrong: TRIAGE.md, 'Answers are wrong'."
 )
+FOREIGN = (
+    "This is no log of SGLang, as far as triage can see: no line has SGLang's form, and none names "
+    "it. g4debug is for SGLang, so nothing is blamed. If it is one, give the whole of it, as the "
+    "server wrote it."
+)
 WORDS = (
     "No entry has these words. Give a shorter piece of the line, without numbers and names, or the "
     "whole log: g4debug triage LOG finds the first cause in it."
 )
-STATES = {"in force": "green", "applies": "yellow", "off": "bold red"}
+STATES = {"by release": "yellow", "in force": "green", "applies": "yellow", "off": "bold red"}
 
 
 def render(found: Verdict, console: Console) -> None:
@@ -50,10 +56,14 @@ def render(found: Verdict, console: Console) -> None:
         _said(console, "SEVERAL", said, "bold")
         for hit in found.hits:
             _hit(hit, console)
+        if found.more:
+            _said(console, "", f"and {found.more} more: give more words, or a whole line")
     elif found.asked and found.state == "nothing":
         _said(console, "NOTHING", WORDS, "bold")
     elif found.state == "unknown":
-        _said(console, "NOT KNOWN", COLLECT, "bold yellow")
+        _said(console, "NOT KNOWN", found.why or COLLECT, "bold yellow")
+    elif found.state == "foreign":
+        _said(console, "NOT SGLANG", FOREIGN, "bold yellow")
     else:
         _said(console, "NOTHING", NOTHING, "bold")
     if found.errors and (found.first is None or found.first.stage > Stage.ENDED):
@@ -65,6 +75,13 @@ def render(found: Verdict, console: Console) -> None:
         _said(console, "Survived", f"{said} {mark.text[:LONGEST]}")
     if len(found.survived) > 3:
         _said(console, "Survived", f"and {len(found.survived) - 3} more such lines")
+    for mark in found.neighbours[:3]:
+        said = f"line {mark.line} is about another process, or container, and not the server's:"
+        _said(console, "Beside", f"{said} {mark.text[:LONGEST]}")
+    if found.stacks[0]:
+        first, last = found.stacks
+        said = f"SGLang's own (py-spy's) begin in lines {first} to {last}"
+        _said(console, "Stacks", f"{said}: what each scheduler was doing")
     for fix in found.fixes:
         style = STATES.get(fix.state, "dim")
         hang(console, Text(f"{clean(fix.state)}: {clean(fix.why)}", style), f"  fix {fix.id}  ", 6)
@@ -74,6 +91,9 @@ def render(found: Verdict, console: Console) -> None:
         _said(console, "Dump", f"and {len(found.dumps) - 3} more of that time: g4debug list")
     for core in found.cores[:3]:
         _said(console, "Core", f"{core}; {calling.program()} autopsy {core}")
+    for name in found.absent[:1]:
+        said = f"{name} is not on this machine: go to the server's, or kubectl cp POD:{name} ."
+        _said(console, "Dump", said)
     for line, what in found.earlier:
         _said(console, "Earlier", f"a start at line {line} ended, too: {what[:80]}")
     for line, what in found.later:
@@ -113,8 +133,10 @@ def _first(found: Verdict, console: Console) -> None:
         facts += f" ({', '.join(found.ranks)})" if found.ranks else ""
     console.print(Text(clean(facts) + ".", "dim"))
     server = found.server
-    here = f" ({server.installed} is installed here)" if server.installed else ""
-    unsaid = f"its SGLang release is not in the log{here}"
+    here = f"; taken for {server.installed}, which is installed here (--here)"
+    unsaid = "its SGLang release is not in the log"
+    unsaid += f" ({server.bounds}, by its form)" if server.bounds else ""
+    unsaid += here if server.installed else ""
     parts = [f"SGLang {server.release}" if server.release else unsaid]
     parts += [f"{name} {value}" for name, value in server.arguments.items()]
     parts.append(f"g4debug armed: {server.armed}" if server.armed else "no g4debug in it")
@@ -146,7 +168,7 @@ def _entry(entry: Entry, console: Console) -> None:
             else:
                 for line in block.rstrip().splitlines():
                     console.print(Text(f"    {line}", "cyan"), soft_wrap=True)
-    _said(console, "More", f"{entry.case} in the repository of g4debug")
+    _said(console, "More", f"{calling.program()} triage {entry.number} --case")
 
 
 def _said(console: Console, name: str, said: str, style: str = "") -> None:
@@ -181,6 +203,8 @@ def render_json(found: Verdict, stream: IO[str]) -> None:
         "ranks": list(found.ranks),
         "server": {
             "release": found.server.release or None,
+            "release_by_form": found.server.bounds or None,
+            "release_taken": found.server.known or None,
             "arguments": found.server.arguments,
             "armed": found.server.armed or None,
             "fixes_in_force": list(found.server.fixes),
@@ -189,12 +213,17 @@ def render_json(found: Verdict, stream: IO[str]) -> None:
         "launch_begins": found.begins,
         "earlier": [{"line": line, "what": what} for line, what in found.earlier],
         "later": [{"line": line, "what": what} for line, what in found.later],
+        "why": found.why or None,
+        "neighbours": [{"line": mark.line, "text": mark.text} for mark in found.neighbours],
+        "stacks": list(found.stacks) if found.stacks[0] else None,
+        "dumps_elsewhere": list(found.absent),
         "survived": [{"line": mark.line, "text": mark.text} for mark in found.survived],
         "served_until": found.served or None,
         "words_in": [
             {"entry": hit.entry or None, "text": hit.text, "where": hit.where or None}
             for hit in found.hits
         ],
+        "words_in_more": found.more,
         "fixes": [{"id": f.id, "state": f.state, "why": f.why} for f in found.fixes],
         "dumps": [str(d.path) for d in found.dumps],
         "cores": [str(path) for path in found.cores],

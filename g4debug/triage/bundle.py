@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from g4debug.dumps.incidents import Dump
-from g4debug.triage import lines
+from g4debug.triage import carriers, lines
 from g4debug.triage.lines import Line
 from g4debug.triage.patterns import ANY_CASE
 from g4debug.triage.verdict import Verdict
@@ -31,16 +31,22 @@ MOST_DUMPS = 5
 LEFT_OUT = "[a line that is not the server's own, or that quotes a request, was left out]"
 MASKED = "[left out]"
 _SECRET = re.compile(
-    r"((?:[\w-]*(?:api|access|secret|private)[_-]?key|[\w-]*(?:passw(?:or)?d|password|secret)"
+    r"((?:[\w-]*(?:api|access|secret|private)[_-]?key(?:[_-]?id)?|[\w-]*(?:passw(?:or)?d|password|secret)"
     r"|(?:hf|auth|admin|bearer|access)[\w-]*token|authorization|bearer)"
     r"['\"]?(?:\s*[:=]\s*|\s+(?:(?:is|was)\s+)?)(?:bearer\s+)?)(?!None\b)(['\"]?)[^'\",\s)]+",
     re.I,
 )
-_TOKEN = re.compile(r"\b(?:hf_|sk-|ghp_|eyJ)[\w.-]{16,}")
+_TOKEN = re.compile(
+    r"\b(?:hf_|sk-|ghp_|eyJ|AKIA|ASIA)[\w.-]{16,}|(?<=://)[^/\s:@]{1,200}:[^/\s@]{1,200}(?=@)"
+)
 _OWN = re.compile(
     r"Traceback \(most recent|g4debug|Fatal Python|.{0,300}block: \[\d|.{0,80}NVRM: Xid"
     r"|.{0,20}(?:CUDA|Cuda|HIP) [Ee]rror|.{0,80}NCCL WARN|.{0,200}ProcessGroupNCCL"
     r"|  (?:expected|got|likely|dump|next):"
+)
+_LAUNCH = re.compile(
+    r"^server_args=|g4debug \S{1,40} \[\w{1,20}\] armed: |^g4debug: this server runs "
+    r"|max_total_num_tokens=|\bsglang[ =:@v-]{1,4}\d+\.\d+\.\d+"
 )
 _FRAME = re.compile(r"\s+File \"")
 _EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception)(?::|$)")
@@ -63,21 +69,28 @@ def masked(text: str) -> str:
 
 
 def around(log: Iterable[bytes], middle: int) -> bytes:
-    """The server's own lines around a line, counted from 1."""
+    """The server's own lines around a line, counted from 1, and what it said of its launch."""
     kept: list[str] = []
     inside = False  # a traceback whose exception has not come
-    for number, data in enumerate(log, 1):
+    wrapping = carriers.Unwrapper()
+    launches = 0  # lines of launches that were told above
+    for number, whole in enumerate(log, 1):
         if number > middle + AROUND:
             break
-        if number >= middle - AROUND:
+        near = number >= middle - AROUND
+        for data in wrapping.lines(whole):
             line = lines.read(number, data)
+            if not near:
+                if launches >= AROUND or not _LAUNCH.search(line.text):
+                    continue
+                launches += 1
             inside = "Traceback (most recent" in line.text or (inside and not line.prefixed)
             raised = inside and _EXCEPTION.match(line.text) is not None
             frame = inside and _FRAME.match(line.text) is not None
             own = line.prefixed or raised or frame or _OWN.match(line.text) is not None
             said = _unquoted(masked(_whole(line))) if own and not line.quotes else LEFT_OUT
             inside = inside and not raised
-            if said != LEFT_OUT or kept[-1:] != [LEFT_OUT]:
+            if said != LEFT_OUT or (near and kept[-1:] != [LEFT_OUT]):
                 kept.append(said)
     return ("\n".join(kept) + "\n").encode("utf-8", "replace")
 
@@ -94,6 +107,7 @@ def sieved(found: Verdict) -> Verdict:
         error=(found.error[0], said(found.error[1])),
         earlier=tuple((line, said(what)) for line, what in found.earlier),
         survived=tuple(replace(mark, text=LEFT_OUT) for mark in found.survived),
+        neighbours=tuple(replace(mark, text=said(mark.text)) for mark in found.neighbours),
     )
 
 

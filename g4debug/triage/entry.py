@@ -2,8 +2,8 @@
 
 An entry is the file ``entries/NN-name.md``, of at most 40 lines. Its number is in its name and in
 its heading, and never changes: dumps, code and documents refer to it. What was found out on the way
-(refuted theories, line numbers of one release, what was run) is in the file of the same name in
-``docs/cases/`` of the repository.
+(refuted theories, line numbers of one release, what was run) is in its case: the file of the same
+name in ``docs/cases/`` of the repository, and in ``cases/`` beside the entries.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 
 FOLDER = Path(__file__).parent / "entries"
+LONG = Path(__file__).parent / "cases"
 CASES = "docs/cases"  # of the repository
 MOST_LINES = 40
 FORMERLY = {"The server died and only the flight recorder left a dump": 7}
@@ -41,6 +42,11 @@ class Entry:
     def case(self) -> str:
         """Where the long story is, from the top of the repository."""
         return f"{CASES}/{self.name}"
+
+    @property
+    def story(self) -> str:
+        """The long story. Raises OSError if it cannot be read."""
+        return (LONG / self.name).read_text("utf-8")
 
     @property
     def fixes(self) -> tuple[str, ...]:

@@ -1,55 +1,46 @@
-"""The lines of a log, whatever has carried it: bounded, clean, and without what wrapped them.
+"""The lines of a log: bounded, clean, and what each says of its time and its rank.
 
-SGLang's own prefix ``[2026-11-27 06:32:01 DP0 TP1 PP0]`` says when and on which rank. Around it
-there may be the words of kubectl, docker, journald, a cloud or Ray; Dynamo has a prefix of its own.
-A log is anybody's text: a line may be endless, may steer a terminal, and may quote what a client
-has sent.
+SGLang's own prefix ``[2026-11-27 06:32:01 DP0 TP1 PP0]`` says when and on which rank; Dynamo has a
+prefix of its own. What has carried the log is taken off before (``carriers``). A log is anybody's
+text: a line may be endless, may steer a terminal, and may quote what a client has sent.
 """
 
 from __future__ import annotations
 
+import codecs
 import gzip
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from io import BufferedReader
-from typing import BinaryIO, cast
+from typing import BinaryIO, NamedTuple, cast
 
 from g4debug.findings.names import clean
+from g4debug.triage import carriers
 
 _PACKED = {b"\x28\xb5\x2f\xfd": "zstdcat", b"BZh": "bzcat", b"\xfd7zXZ": "xzcat", b"PK": "unzip -p"}
 LONGEST = 1 << 16  # bytes of a line that are looked at; the rest of it is dropped
 KEPT = 500  # characters of a line that are remembered
 
-_CARRIER = (
-    r"(?:\[pod/[^\]]{1,200}\] |\([A-Za-z]\w{0,60} pid=\d+[^)]{0,60}\) |[\w.-]{1,60} +\| "
-    r"|(?:[A-Z]{4,8} )?\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:?\d\d)[ \t]"
-    r"(?:std(?:out|err) [FP] )?"
-    r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d [\w.-]{1,60} [\w./@-]{1,60}(?:\[\d+\])?: )"
+_PREFIX = re.compile(r"^\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:\.\d+)?((?: [A-Z][A-Z_]{1,8}\d+)*)\] ")
+_TRACED = re.compile(f"^{carriers.TRACED.decode()}()")
+_ACCESS = rb'INFO: +\S+ - "[A-Z]+ (?P<path>[^ ?"]+)[^"]*" (?P<code>\d{3})'
+_HEAD = re.compile(
+    rb"(?:" + carriers.STAMP + rb"|" + carriers.TRACED + rb")"
+    rb"(?:(?P<serves>Decode batch|Prefill batch|The server is fired up)|" + _ACCESS + rb")?"
 )
-_CARRIERS = re.compile(f"^{_CARRIER}")
-_STAMP = r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:\.\d+)?"
-_RANKS = r"(?: [A-Z][A-Z_]{1,8}\d+)*"  # as DP0 ATTN_CP1 TP1
-_PREFIX = re.compile(rf"^{_STAMP}({_RANKS})\] ")
-# Dynamo's: it forms SGLang's lines itself, without the rank.
-_TRACING = (
-    r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d{1,9})?Z +(?:DEBUG|INFO|WARN|ERROR) +[\w.:]{1,120}: "
-)
-_TRACED = re.compile(f"^{_TRACING}()")
-_SERVES = "(Decode batch|Prefill batch|The server is fired up)?"
-_PLAIN = re.compile(rf"{_STAMP}{_RANKS}\] {_SERVES}".encode())
-_WRAPPED = rf'(?:\{{"log":")?(?:\x1b\[[\d;]*m)?{_CARRIER}{{0,3}}'
-_CARRIED = re.compile(rf"{_WRAPPED}(?:{_STAMP}{_RANKS}\] |{_TRACING}){_SERVES}".encode())
-_KERNEL = re.compile(r"^([A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d) [\w.-]{1,60} kernel: ")
+_KERNEL = re.compile(r"^([A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d)(?:\.\d+)? [\w.-]{1,60} kernel: ")
+_KERNEL_ISO = re.compile(r"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\S{0,20} [\w.-]{1,60} kernel: ")
 _DMESG = re.compile(r"^\[[A-Z][a-z]{2} ([A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4})\] ")
+_UPTIME = re.compile(r"^\[ *\d{1,9}\.\d{6}\] ")  # dmesg without -T
 NO_YEAR = 4  # stands for the year that syslog leaves out; it has a 29th of February
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 _RANK = re.compile(r"^\[?rank(\d+)\]?:(?:\[[EFW]\w*[^\]]{0,60}\] ?)? ?")
 # Lines that quote a client, or a request for a page: nothing in them is SGLang's own word.
 _QUOTES = re.compile(
-    r"GenerateReqInput\(|EmbeddingReqInput\(|(?:Receive|Finish)(?:d)?: (?:obj|rid|request)=?"
+    r"^\[http_server\] Error: |^Error in request: |^Request \S{1,80} failed: "
+    r"|GenerateReqInput\(|EmbeddingReqInput\(|(?:Receive|Finish)(?:d)?: (?:obj|rid|request)=?"
     r"|^INFO: +\S+ - \"|Received? (?:chat|request|prompt)\b"
     r"|\b(?:text|prompt|input_ids|messages)=['\"\[]"
     r"|\"(?:text|prompt|input_ids|messages|content)\" ?: ?[\"\[]"
@@ -60,8 +51,8 @@ _QUOTES = re.compile(
 class Line:
     """number: from 1. at: local time of the server, by its own prefix. rank: as ``TP1``, or ''.
 
-    A line of the kernel has no such prefix: its own time is taken, of the year NO_YEAR where it
-    has none.
+    kernel: it is the kernel's. It has no such prefix: its own time is taken, of the year NO_YEAR
+    where it has none.
     """
 
     number: int
@@ -70,6 +61,7 @@ class Line:
     rank: str
     prefixed: bool
     quotes: bool
+    kernel: bool = False
 
 
 class CompressedError(ValueError):
@@ -77,12 +69,14 @@ class CompressedError(ValueError):
 
 
 def opened(stream: BinaryIO) -> BinaryIO:
-    """The stream, unpacked if it is gzip's. Raises CompressedError."""
+    """The stream as text in UTF-8; gzip's is unpacked. Raises CompressedError."""
     if not isinstance(stream, BufferedReader):
         return stream
     head = stream.peek(6)[:6]
     if head.startswith(b"\x1f\x8b"):
-        return cast("BinaryIO", gzip.GzipFile(fileobj=stream))
+        return opened(cast("BinaryIO", BufferedReader(gzip.GzipFile(fileobj=stream))))
+    if (encoding := _encoding(stream.peek(256)[:256])) is not None:
+        return cast("BinaryIO", codecs.EncodedFile(stream, "utf-8", encoding, "replace"))
     for magic, program in _PACKED.items():
         if head.startswith(magic):
             raise CompressedError(
@@ -91,54 +85,86 @@ def opened(stream: BinaryIO) -> BinaryIO:
     return stream
 
 
+def _encoding(start: bytes) -> str | None:
+    """How the text is written that a PowerShell has saved; None if it is not UTF-16."""
+    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "utf-16"
+    for first, name in ((0, "utf-16-be"), (1, "utf-16-le")):
+        if len(start) >= 8 and start[first::2].count(0) > len(start) * 0.4:
+            return name
+    return None
+
+
 def raw(stream: BinaryIO) -> Iterator[bytes]:
     """The lines of a stream, cut at LONGEST bytes. Never more than that is held."""
+    first = True
     while piece := stream.readline(LONGEST):
-        whole = piece
+        whole = piece.removeprefix(codecs.BOM_UTF8) if first else piece
+        first = False
         while not piece.endswith(b"\n") and (piece := stream.readline(LONGEST)):
             pass  # the rest of an endless line
         yield whole
 
 
-def head(data: bytes) -> tuple[bytes, bool] | None:
-    """The time of a line, and whether it says that the server serves. Of each line: be quick."""
-    if data.startswith(b"[2"):
-        found = _PLAIN.match(data)
-        return (found[1], found[2] is not None) if found is not None else None
-    found = _CARRIED.match(data)
-    return (found[1] or found[2], found[3] is not None) if found is not None else None
+class Head(NamedTuple):
+    """What SGLang's own line begins with. serves: it says that the server computes.
+
+    code: of HTTP, if it is a line about a request; 0 if not. path: what was asked for.
+    """
+
+    stamp: bytes
+    serves: bool
+    path: bytes = b""
+    code: int = 0
+
+
+def head(data: bytes) -> Head | None:
+    """The head of a line that nothing is around; None if it is not SGLang's. Be quick."""
+    if data[:1] not in (b"[", b"2") or (found := _HEAD.match(data)) is None:
+        return None
+    stamp, traced, serves, path, code = found.groups()
+    return Head(stamp or traced, serves is not None, path or b"", int(code) if code else 0)
 
 
 def read(number: int, data: bytes) -> Line:
-    """A line without its wrapping. Control characters are escaped, colours are dropped."""
+    """A line that nothing is around. Control characters are escaped, colours are dropped."""
     text = data.decode("utf-8", "replace").rstrip("\r\n")
-    if text.startswith('{"log":'):
-        text = _docker(text)
     if "\x1b" in text:
         text = _ANSI.sub("", text)
     at, rank = None, ""
-    for _ in range(3):
-        if (found := _KERNEL.match(text)) is not None:
-            at = _time(f"{found[1]} {NO_YEAR:04}")
-        if _TRACED.match(text) or (found := _CARRIERS.match(text)) is None:
-            break
-        text = text[found.end() :]
-    if (found := _DMESG.match(text)) is not None:
+    kernel = True
+    if (found := _KERNEL.match(text)) is not None:
+        at, text = _time(f"{found[1]} {NO_YEAR:04}"), text[found.end() :]
+    elif (found := _KERNEL_ISO.match(text)) is not None:
+        at, text = _iso(found[1]), text[found.end() :]
+    elif (found := _DMESG.match(text)) is not None:
         at, text = _time(found[1]), text[found.end() :]
+    else:
+        kernel = _UPTIME.match(text) is not None
     prefix = _PREFIX.match(text) or _TRACED.match(text)
     if prefix is not None:
-        try:
-            at = datetime.fromisoformat(prefix[1])
-        except ValueError:
+        if (told := _iso(prefix[1])) is None:
             prefix = None
+        else:
+            at = told
     if prefix is not None:
         rank = prefix[2].strip()
         text = text[prefix.end() :]
     elif (found := _RANK.match(text)) is not None:
         rank = f"rank {found[1]}"
         text = text[found.end() :]
+    if at is not None and at.year == 1:  # a record of JSON without a time
+        at = None
     text = text.replace("\t", "    ")
-    return Line(number, clean(text), at, rank, prefix is not None, _QUOTES.search(text) is not None)
+    quotes = _QUOTES.search(text) is not None
+    return Line(number, clean(text), at, rank, prefix is not None, quotes, kernel)
+
+
+def _iso(text: str) -> datetime | None:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        return None
 
 
 def _time(text: str) -> datetime | None:
@@ -160,12 +186,3 @@ def dated(at: datetime, near: datetime) -> datetime:
         except ValueError:
             continue  # a 29th of February
     return min(found, key=lambda one: abs(one - near)) if found else near
-
-
-def _docker(text: str) -> str:
-    """A line of docker's json-file; as it is if it is none, or was cut."""
-    try:
-        inner = json.loads(text)["log"]
-    except (ValueError, KeyError, TypeError):
-        return text
-    return inner.rstrip("\r\n") if isinstance(inner, str) else text

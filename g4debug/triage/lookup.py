@@ -2,7 +2,8 @@
 
 Whoever looks something up has no log at hand, or types from memory: other letters' case, half a
 line, the name of a check. So a text fits if it is a piece of what is asked for, or the other way
-round; and if none fits, the entries themselves are searched.
+round; if none fits, what people see without a word in the log, and the entries themselves are
+searched; and if these do not have the words side by side, for all of them in any order.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from dataclasses import dataclass
 
 from g4debug.findings.kinds import KINDS
 from g4debug.triage.entry import Entry, by_title, entries
-from g4debug.triage.patterns import HOLE, PATTERNS, texts
+from g4debug.triage.patterns import HOLE, PATTERNS, SEEN, texts
 
 MOST = 5
-SHORTEST = 4  # characters of a text that is looked for
+SHORTEST = 3  # characters of a text that is looked for
 
 
 @dataclass(frozen=True)
@@ -34,16 +35,16 @@ class Hit:
 
 
 def look_up(asked: str) -> tuple[Hit, ...]:
-    """The entries that have these words, the surest first; each once, and at most MOST."""
+    """The entries that have these words, the surest first; each once. MOST are for a screen."""
     words = _plain(asked)
     if len(words) < SHORTEST:
         return ()
-    for among in (_kinds(words), _patterns(words), _entries(words)):
+    for among in (_kinds(words), _patterns(words), _entries(words), _any_order(words)):
         found: dict[tuple[int, str], Hit] = {}
         for hit in among:
             found.setdefault((hit.entry, hit.advice), hit)
         if found:
-            return tuple(found.values())[:MOST]
+            return tuple(found.values())
     return ()
 
 
@@ -87,8 +88,47 @@ def _patterns(words: str) -> Iterator[Hit]:
                 yield Hit(by_title()[kind.entry], f"{kind.check}: {kind.name}")
 
 
+def _seen() -> Iterator[tuple[str, tuple[int, ...]]]:
+    """What people see, and no line says."""
+    for rows in SEEN.values():
+        yield from rows
+
+
+def _any_order(asked: str) -> Iterator[Hit]:
+    """All words, wherever they stand in a text, what people see, a heading or an entry."""
+    words = {w for w in re.findall(r"[\w#./:-]+", asked) if len(w) >= SHORTEST or w.isdigit()}
+    if not words:
+        return
+
+    def has(text: str) -> bool:
+        plain = _plain(text)
+        return all(re.search(rf"(?<!\w){re.escape(word)}", plain) for word in words)
+
+    for pattern in PATTERNS:
+        where = pattern.where if pattern.frames or pattern.server else ""
+        for text in pattern.says:
+            if has(f"{text} {pattern.where}"):
+                yield Hit(pattern.entry, text.strip(), pattern.advice, where)
+                break
+        else:
+            if pattern.advice and has(f"{pattern.says[0]} {pattern.advice}"):
+                yield Hit(pattern.entry, pattern.says[0].strip(), pattern.advice, where)
+    for section, rows in SEEN.items():
+        for text, numbers in rows:
+            if has(f"the server: {section}: {text}"):
+                yield from (Hit(number, text) for number in numbers)
+    for pattern in PATTERNS:
+        if has(f"the server: {pattern.section}") and pattern.section in SEEN and pattern.entry:
+            yield Hit(pattern.entry, pattern.section)
+    for read in (_title, _whole):
+        yield from (Hit(one.number, one.title) for one in entries().values() if has(read(one)))
+
+
 def _entries(words: str) -> Iterator[Hit]:
-    """First those whose heading has the words."""
+    """What people see; then the entries, first those whose heading has the words."""
+    for text, numbers in _seen():
+        if words in _plain(text):
+            yield from (Hit(number, text) for number in numbers)
     found = entries().values()
     for has in (_title, _whole):
         yield from (Hit(one.number, one.title) for one in found if words in _plain(has(one)))

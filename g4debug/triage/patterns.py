@@ -51,8 +51,9 @@ class Pattern:
     says what it is and what helps. frames: one of these is in the same traceback. server: all of
     these words are known of the server (see ``server.Server.words``). also: entries that may be
     meant, too. explains: it is the cause of an error of the same process that was told before it.
-    innermost: ``frames`` counts for the frame that raised, and for none above it. own: it begins a
-    line of SGLang's own; whoever quotes it may quote a server that lives.
+    innermost: ``frames`` counts for the frame that raised, and for none above it. never: not if
+    that frame has one of these. own: it begins a line of SGLang's own; whoever quotes it may quote
+    a server that lives.
     """
 
     says: tuple[str, ...]
@@ -66,12 +67,20 @@ class Pattern:
     advice: str = ""
     explains: bool = False
     innermost: bool = False
+    never: tuple[str, ...] = ()
     own: bool = False
 
     @cached_property
     def regex(self) -> re.Pattern[str]:
         says = "|".join(map(_regex, self.says))
         return re.compile(f"^(?:{says})" if self.own else says)
+
+    @property
+    def anybodys(self) -> bool:
+        """Whether other software says it, too: CUDA's errors, NCCL's, and those of a machine."""
+        if self in (PROBE, SIGTERM) or (self.section == KILLED and self.entry == 26):
+            return False
+        return self.section in (CUDA, KILLED, OTHER)
 
     @property
     def lasting(self) -> bool:
@@ -85,7 +94,7 @@ def _regex(text: str) -> str:
     pieces = ".{0,300}?".join(map(re.escape, text.split(HOLE)))
     if text in ANY_CASE:
         return f"(?i:{pieces})"
-    if re.fullmatch(r"[A-Z]\w*(?:Error|Interrupt)", text):  # a bare one has no text
+    if re.fullmatch(r"[A-Z]\w*(?:Error|Interrupt)|Killed", text):  # a bare one has no text
         return rf"^{text}:?\s*$"
     exception = re.match(r"[A-Z]\w*(?:Error|Exception)\b", text)
     return rf"(?:^|(?<=hit an exception: ))(?:[\w.]{{1,80}}\.)?{pieces}" if exception else pieces
@@ -134,6 +143,7 @@ NETWORK = Pattern(
         "nvshmem setup connections failed",
         "nvshmem initialization failed",
         "DistStoreError: Timed out after … waiting for clients",
+        "DistNetworkError: The client socket has timed out",
         "NCCL WARN NET/IB…Got completion",
         "NCCL WARN NET/IB…async fatal event",
         "NCCL WARN NET/IB…port error",
@@ -175,6 +185,54 @@ GRACE = replace(
     "grace period.",
 )
 
+RETRACTS = Pattern(
+    ("KV cache pool is full. Retract requests.",), "Gemma-4", 2, _N, SLOW, server=("gemma-4",)
+)
+# Of figures, and of no text: ``load.Load`` follows them.
+UNEVEN = Pattern(
+    ("Decode batch, …full token usage: …swa token usage: …#queue-req: …",),
+    "for a minute the usages of the two pools are far apart, and requests wait",
+    2,
+    _N,
+    SLOW,
+)
+IDLE_QUEUE = Pattern(
+    ("Decode batch, …#running-req: 0,…#queue-req: …",),
+    "for a minute nothing runs, and requests wait",
+    8,
+    _N,
+    HANGS,
+    also=(2,),
+)
+
+# What a shell or a container's manager says of the whole server. SGLang, too, ends itself with -9
+# when a child has failed: behind that they say nothing.
+OUTSIDE = (
+    Pattern(
+        (
+            "Killed",
+            "exited with code 137",
+            "exited with code 139",
+            "exited with code 134",
+            ": line …Killed …sglang",
+            ": line …Killed …python",
+        ),
+        "the shell's or docker's word",
+        26,
+        _E,
+        KILLED,
+    ),
+)
+PROBE = Pattern(
+    ("failed liveness probe, will be restarted", "failed startup probe, will be restarted"),
+    "",
+    0,
+    _A,
+    OTHER,
+    advice="Kubernetes ended the container. Its probe got no answer in time. If batches "
+    " had stopped before, it is a hang (entry 8); else give the probe more time.",
+)
+
 PATTERNS: tuple[Pattern, ...] = (
     # --- CUDA ---
     Pattern(
@@ -214,13 +272,28 @@ PATTERNS: tuple[Pattern, ...] = (
         also=(23,),
     ),
     Pattern(
-        ("Assertion `probability tensor contains …",),
+        (
+            "Assertion `probability tensor contains …",
+            "Assertion `NaN detected!…",
+            "Assertion `Inf detected!…",
+            "Assertion `Detected NaN",
+        ),
         "behind `block: […], thread: […]`: NaN or Inf in the logits",
         15,
         _C,
         CUDA,
         frames=("block: [",),
         also=(23,),
+        explains=True,
+    ),
+    Pattern(
+        ("Assertion `index …",),
+        "the same, SGLang's own probe",
+        23,
+        _C,
+        CUDA,
+        frames=("block: [",),
+        also=(21, 22),
         explains=True,
     ),
     Pattern(
@@ -254,6 +327,8 @@ PATTERNS: tuple[Pattern, ...] = (
             "Memory access fault by GPU node-…",
             "aborting with error : HSA_STATUS_ERROR_EXCEPTION",
             "HSA_STATUS_ERROR_MEMORY_APERTURE_VIOLATION",
+            "CUDA Driver Error 700",
+            "Failed to initialize the TMA descriptor 700",
         ),
         "any other error of a kernel",
         7,
@@ -291,6 +366,7 @@ PATTERNS: tuple[Pattern, ...] = (
         PYTHON,
         frames=_SPEC,
         innermost=True,
+        never=(", in load_token_map",),
     ),
     Pattern(
         (_BOUNDS,),
@@ -299,6 +375,7 @@ PATTERNS: tuple[Pattern, ...] = (
         _C,
         PYTHON,
         frames=("mem_cache/memory_pool", "mem_cache/swa_memory_pool", "mem_cache/allocator"),
+        never=(", in write",),  # the table of requests: it is a request's number that is too high
     ),
     Pattern(
         ("IndexError: index out of range in self",),
@@ -360,6 +437,7 @@ PATTERNS: tuple[Pattern, ...] = (
             "AssertionError: Overallocated KV cache already freed",
             "AssertionError: segment at … shares a page with the one ending at",
             *(f"ValueError: {text}" for text in FREED),
+            "AssertionError: MultiEndedAllocator(…).free: virtual id(s)",
         ),
         "a request's KV is given back twice",
         18,
@@ -437,6 +515,14 @@ PATTERNS: tuple[Pattern, ...] = (
         PYTHON,
         also=(2,),
     ),
+    Pattern(
+        ("RuntimeError: probability tensor contains either",),
+        "NaN in the logits",
+        15,
+        _C,
+        PYTHON,
+        also=(23,),
+    ),
     # --- SGLang's own leak check ---
     Pattern(
         tuple(f"ValueError: {text}" for text in LEAKS),
@@ -500,6 +586,11 @@ PATTERNS: tuple[Pattern, ...] = (
             "Exit code: -6",
             "Fatal Python error: Segmentation fault",
             "Fatal Python error: Bus error",
+            "Scheduler or DataParallelController … terminated with -9",
+            "Scheduler or DataParallelController … terminated with -11",
+            "Scheduler or DataParallelController … terminated with -6",
+            "killed due to memory pressure (OOM)",
+            "Task was killed due to the node running low on memory",
         ),
         "no traceback; -6 and -11, too",
         26,
@@ -518,6 +609,7 @@ PATTERNS: tuple[Pattern, ...] = (
         _E,
         KILLED,
     ),
+    *OUTSIDE,
     Pattern(
         (
             "Sleeping 5 seconds before crash diagnostics",
@@ -566,10 +658,19 @@ PATTERNS: tuple[Pattern, ...] = (
         ),
     ),
     # --- slow ---
-    Pattern(
-        ("KV cache pool is full. Retract requests.",), "Gemma-4", 2, _N, SLOW, server=("gemma-4",)
-    ),
+    RETRACTS,
     Pattern(("g4debug: spec-batch-guards: in … got …",), "once, as a warning", 3, _N, SLOW),
+    Pattern(
+        (
+            "NaN detected in …; values were sanitized before sampling",
+            "Detected errors during sampling! NaN in the logits",
+        ),
+        "once, as a warning",
+        15,
+        _N,
+        WRONG,
+        own=True,
+    ),
     Pattern(
         ("Bidirectional attention for image tokens requires TritonAttnBackend",),
         "answers on images are worse",
@@ -666,6 +767,7 @@ PATTERNS: tuple[Pattern, ...] = (
             "Cuda failure 'out of memory'",
             "ValueError: The memory capacity is unbalanced. Some GPUs may be occupied",
             "RuntimeError: The memory capacity is unbalanced. Some GPUs may be occupied",
+            "CUBLAS_STATUS_ALLOC_FAILED",
         ),
         "",
         0,
@@ -687,13 +789,17 @@ PATTERNS: tuple[Pattern, ...] = (
         (
             "NVRM: Xid …: 79,",
             "GPU has fallen off the bus",
-            "uncorrectable ECC error encountered",
+            "rror: uncorrectable ECC error encountered",
             "NVRM: Xid …: 48,",
             "NVRM: Xid …: 94,",
             "NVRM: Xid …: 95,",
             "NVRM: Xid …: 119,",
             "NVRM: Xid …: 74,",
             "cudaErrorECCUncorrectable",
+            "uncorrectable NVLink error detected",
+            "cudaErrorNvlinkUncorrectable",
+            "SXid …, Fatal,",
+            "NVRM: Xid …: 145,… Fatal ",
         ),
         "",
         0,
@@ -716,6 +822,9 @@ PATTERNS: tuple[Pattern, ...] = (
             "cudaErrorInsufficientDriver",
             "CUDA error: invalid device ordinal",
             "error: invalid device function",
+            "Found no NVIDIA driver on your system",
+            "The NVIDIA driver on your system is too old",
+            "CUDA-capable device(s) is/are busy or unavailable",
             "RuntimeError: No accelerator (CUDA, ",
             "NotImplementedError: Could not run 'sgl_kernel::…' with arguments from the 'CUDA'",
         ),
@@ -723,11 +832,16 @@ PATTERNS: tuple[Pattern, ...] = (
         0,
         _C,
         OTHER,
-        advice="Driver, GPU and this build's CUDA do not fit, or a GPU is not ready (fabric "
-        "manager). Nothing was computed yet.",
+        advice="Driver, GPU and this build's CUDA do not fit, or the GPU is not ready, taken, or "
+        "not given to the container. Nothing was computed yet.",
     ),
     Pattern(
-        ("Ninja build failed", "ninja: build stopped: ", "Could not find nvcc"),
+        (
+            "Ninja build failed",
+            "ninja: build stopped: ",
+            "Could not find nvcc",
+            "NVCC compilation failed",
+        ),
         "",
         0,
         _E,
@@ -767,14 +881,17 @@ PATTERNS: tuple[Pattern, ...] = (
             "couldn't connect to 'https://huggingface.co'",
             "HfHubHTTPError: ",
             "You are trying to access a gated repo",
-            "host='huggingface.co'",
+            "rror: …host='huggingface.co'",
+            "OSError: Can't load tokenizer for",
+            "ValueError: Unrecognized model in",
+            "did not match any variant of untagged enum",
         ),
         "",
         0,
         _E,
         OTHER,
-        advice="The model's files were not found, cannot be fetched, may not be read, or are "
-        "damaged.",
+        advice="The model was not found, is damaged, or cannot be fetched or read. Or it needs "
+        "newer transformers or tokenizers.",
     ),
     Pattern(
         ("ModuleNotFoundError: ", "ImportError: "),
@@ -799,6 +916,15 @@ PATTERNS: tuple[Pattern, ...] = (
         advice="This release does not know an argument, or the model. If it should know the model, "
         "a line 'Ignore import error when loading' above says why not.",
     ),
+    Pattern(
+        ("ValueError: Not enough host memory available. Requesting",),
+        "",
+        0,
+        _C,
+        OTHER,
+        advice="The host's memory does not hold HiCache. Lower --hicache-size or --hicache-ratio.",
+    ),
+    PROBE,
     SIGTERM,
     Pattern(
         ("KeyboardInterrupt",),

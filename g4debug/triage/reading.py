@@ -22,8 +22,9 @@ from datetime import datetime
 from typing import BinaryIO
 
 from g4debug.findings.kinds import FindingKind
-from g4debug.triage import lines, patterns
-from g4debug.triage.lines import KEPT, Line
+from g4debug.triage import carriers, lines, neighbours, patterns
+from g4debug.triage.lines import KEPT, Head, Line
+from g4debug.triage.load import Load
 from g4debug.triage.patterns import (
     GRACE,
     HEALTH,
@@ -31,7 +32,9 @@ from g4debug.triage.patterns import (
     KILLED,
     NETWORK,
     OTHER,
+    OUTSIDE,
     PATTERNS,
+    RETRACTS,
     SIGTERM,
     Pattern,
     Stage,
@@ -45,6 +48,9 @@ INNERMOST = 6  # of them: the three frames where it was raised
 NEAR_SECONDS, NEAR_LINES = 60, 500  # an error is explained by a cause that is told so soon after it
 BEFORE_SECONDS = 600  # what was told longer before the end did not end it, a finding excepted
 SERVED_SECONDS = 10  # other ranks may serve so long when CUDA has failed on one
+# The main process may answer so long when a scheduler has died: SGLang waits for core dumps.
+ANSWERED_SECONDS = 90
+STRANGE = 2  # so many lines that are no error are a log, and no error that was copied
 HANDLED_LINES = 3  # of a message above the traceback that is logged with it
 
 # Only a line with one of these is looked at: a log of gigabytes is mostly others.
@@ -59,15 +65,33 @@ _WORDS = (
     "|launch failure|Health check|Timed out waiting|huggingface|gated repo|Interrupt|warmup error"
     "|aborted request|Memory access|to bind on|nvshmem|AlignedAllocator|[Nn]inja|find nvcc|DeepEP"
     "|KV double|KV page|onitoredBarrier|other ranks|SocketImpl|TCPStore|recognize this"
-    "|device function"
+    "|device function|Pyspy dump|NaN |Inf detected|Killed|terminated with|exited with"
+    "|probe, will|requests before crash|SXid|NVLink|NVIDIA driver|busy or unavailable"
+    "|Can't load tokenizer|untagged|Unrecognized model|compilation failed|TMA descriptor"
+)
+# Of SGLang alone: where none of these is in a log, it is of something else.
+_OURS = re.compile(
+    rb"server_args=|launch_server|sglang[./:]|sglang serve|SGLANG_|SGLang|g4debug[: ]"
+    rb"|\bsmg::|\"POST /generate |Decode batch, #|Prefill batch, #|The server is fired up"
+)
+_FETCHED = re.compile(
+    rb"^ *(?:Collecting|Downloading|Requirement already|Using cached|Successfully) "
+)
+_THEIRS = re.compile(rb"\bvllm\b|vLLM|TensorRT-LLM|TRT-LLM|torch/distributed/(?:run\.py|elastic)")
+# Of SGLang's own lines; in a line without SGLang's head they say that its form is not known.
+_SAID = re.compile(
+    rb"Decode batch, #|Prefill batch, #|The server is fired up|Load weight begin|server_args="
 )
 TRIGGER = re.compile(_WORDS.encode())
 _STARTS = re.compile(r"[^'\"]{0,120}server_args=(?:ServerArgs\(|\{)")  # a dict since 0.5.23
 _STATISTICS = (b"] Decode batch", b"] Prefill batch", b" Decode batch,", b' HTTP/1.1" ')
+# What a client has sent is told in these, and may go on in the lines below.
+_CLIENT = re.compile(r"\[http_server\] Error: |Error in request: |Request \S{1,80} failed: ")
 _DIED = re.compile(
     r"(?:Scheduler|Controller|Manager|Router|Worker\w*|ModelRunner) hit an exception: "
     r"|Subprocess \S+ \(pid=\d+\) crashed|scheduler died during initialization|Received sigquit"
-    r"|SIGQUIT received\. signum="
+    r"|SIGQUIT received\. signum=|Scheduler or DataParallelController \d+ terminated with (?!0\b)"
+    r"|Dumping requests before crash"
 )
 _EXCEPTION = re.compile(
     r"^(?:[A-Za-z_]\w*\.)*\w*(?:Error|Exception|Interrupt|Timeout|Failure)\b(?:: .*)?$"
@@ -81,7 +105,7 @@ _ERROR = re.compile(r"\b(?:ERROR|FATAL|CRITICAL|[A-Z]\w*(?:Error|Exception))\b")
 # What a logger says above the traceback of an exception that was caught.
 _HANDLED = re.compile(rb"ERROR|[Ee]rror|xception|[Ff]ailed")
 _ABORTED = re.compile(r"exit code -6\b|exit code: -6\b|Fatal Python error: Aborted")
-_SIGKILL = re.compile(r"exit code:? -9\b")
+_SIGKILL = re.compile(r"(?:exit code:?|terminated with) -9\b|^Killed$|with code 137\b")
 UNKNOWN = Pattern(("an exception that is not known",), "", 0, Stage.SURFACED)
 
 
@@ -105,14 +129,22 @@ class Mark:
     since: datetime | None = None
     block: int = 0
     raised: bool = False
+    kernel: bool = False
+    container: str = ""  # which was killed, of a pod that is described
+
+    @property
+    def anybodys(self) -> bool:
+        """Whether other software says it, too, and not the kernel of its machine."""
+        return (self.pattern is UNKNOWN or self.pattern.anybodys) and not self.kernel
 
 
 @dataclass
 class Launch:
     """One start of a server. died: the line that says so, 0 if none does; dying: the same line.
 
-    served: the last line above that which says that it serves, 0 if none does. sparse: that line
-    when the marks of a stage were last thinned out.
+    served: the last line above that which says that it serves, 0 if none does. answered: the same
+    of a request that got an answer. asked: of one that a scheduler must have answered. sparse: that
+    line when the marks of a stage were last thinned out. neighbours: what befell other processes.
     """
 
     begins: int = 1
@@ -125,14 +157,22 @@ class Launch:
     dying: Mark | None = None
     served: int = 0
     served_at: datetime | None = None
+    answered: int = 0
+    answered_at: datetime | None = None
+    stacks: tuple[int, int] = (0, 0)  # the first and the last line of py-spy's stacks
+    asked: int = 0
+    asked_at: datetime | None = None
+    neighbours: list[Mark] = field(default_factory=list)
     sparse: dict[Stage, int] = field(default_factory=dict)
 
     def add(self, mark: Mark) -> bool:
         """Whether it is kept. What the server has survived makes room for what comes later."""
         self.counts[mark.stage] += 1
         of_stage = self.marks.setdefault(mark.stage, [])
-        if len(of_stage) >= MOST_MARKS and self.sparse.get(mark.stage, 0) < self.served:
-            self.sparse[mark.stage] = self.served
+        if len(of_stage) >= MOST_MARKS and self.sparse.get(mark.stage, 0) < max(
+            self.served, self.asked
+        ):
+            self.sparse[mark.stage] = max(self.served, self.asked)
             kept = [m for m in of_stage[1:] if not self.survives(m)]
             self.counts[mark.stage] -= len(of_stage) - 1 - len(kept)
             of_stage[1:] = kept
@@ -147,6 +187,11 @@ class Launch:
         asked = any(m.pattern is SIGTERM for m in self.marks.get(Stage.AFTER, []))
         return bool(self.died) or asked or any(not self.survives(m) for m in told)
 
+    @property
+    def never_served(self) -> bool:
+        """Whether the log has its beginning, and no word of its serving."""
+        return self.server.started and not (self.served or self.asked)
+
     def all_marks(self) -> list[Mark]:
         return sorted((m for ms in self.marks.values() for m in ms), key=lambda m: m.line)
 
@@ -154,12 +199,34 @@ class Launch:
         """Whether the server served on behind it, and so it ended nothing."""
         if mark.kind is not None or mark.stage == Stage.SIGN or mark.pattern is SIGTERM:
             return False
+        if self._answers(mark):
+            return True
         if self.served <= mark.line or not mark.pattern.lasting:
             return self.served > mark.line
         since = mark.at if self.died or mark.since is None else mark.since
         if since is None or self.served_at is None:
             return not self.died
         return (self.served_at - since).total_seconds() >= SERVED_SECONDS
+
+    def _answers(self, mark: Mark) -> bool:
+        """Whether requests were answered long after it. Of a hang that says nothing.
+
+        ``/health`` is answered by the main process. That ends when the kernel has killed another.
+        """
+        if self.died or mark.stage == Stage.STANDS:
+            return False
+        killed = mark.kernel and mark.pattern.section == KILLED
+        line, at = (self.answered, self.answered_at) if killed else (self.asked, self.asked_at)
+        since = mark.at or mark.since
+        if line <= mark.line or at is None or since is None:
+            return False
+        return (at - lines.dated(since, at)).total_seconds() >= ANSWERED_SECONDS
+
+    def drop(self, mark: Mark) -> None:
+        """It was none of the server's."""
+        if mark in (of_stage := self.marks.get(mark.stage, [])):
+            of_stage.remove(mark)
+            self.counts[mark.stage] -= 1
 
     def first(self) -> Mark | None:
         """The first cause; None if nothing was told that ends or slows a server."""
@@ -221,16 +288,24 @@ def _of_early(early: list[Mark]) -> Mark:
         early = [m for m in early if m.pattern in thrown]
     chosen = early[0]
     if chosen.stage == Stage.CAUSE:
-        return chosen
+        return next((_named(chosen, m) for m in early[1:] if _near(chosen, m)), chosen)
     near = [m for m in early[1:] if _near(chosen, m)]
     for mark in near:
         if mark.stage == Stage.CAUSE and _explains(mark, chosen):
-            return mark
+            return _named(mark, chosen)
     # Which other error of the same moment has a name? Not where ours has one.
     if chosen.pattern is UNKNOWN:
         same = (m for m in near if m.pattern is not UNKNOWN)
         return next((m for m in same if m.rank == chosen.rank or _same_block(m, chosen)), chosen)
     return chosen
+
+
+def _named(assertion: Mark, exception: Mark) -> Mark:
+    """An assertion, with the entry of the exception that it led to, if that knows more."""
+    if exception.pattern.entry in assertion.pattern.also and exception.pattern.server:
+        entry = patterns.of_entry(assertion.pattern, exception.pattern.entry)
+        return replace(assertion, pattern=entry)
+    return assertion
 
 
 def _loose(mark: Mark) -> bool:
@@ -283,6 +358,9 @@ class Reading:
     """What a log says. launches: those that are kept, in its order; left_out: how many are not.
 
     errors: how many lines speak of an error in a form that is not known; error: the first of them.
+    foreign: it has lines of other software, and none of SGLang. headed: how many lines have the
+    head of SGLang's own. odd: how many say what SGLang says, and have no such head; at: the first
+    of those. single: it is no log.
     """
 
     launches: tuple[Launch, ...]
@@ -290,6 +368,11 @@ class Reading:
     left_out: int = 0
     errors: int = 0
     error: tuple[int, str] = (0, "")  # its number and text
+    foreign: bool = False
+    headed: int = 0
+    odd: int = 0
+    at: int = 0
+    single: bool = False
 
     @property
     def chosen(self) -> Launch:
@@ -322,20 +405,52 @@ class Reader:
         self._number = 0
         self._single = single
         self._errors, self._error = 0, (0, "")
+        self._wrapping = carriers.Unwrapper()
+        self._pod = neighbours.Pod()
+        self._load = Load()
+        self._ours = False
+        self._headed = self._odd = self._odd_at = 0
+        self._strange = 0
+        self._theirs = False
+        self._marked = 0  # the last line that says something
+        self._client: list[Mark] | None = None  # below a line that may quote a client
 
     def take(self, data: bytes) -> None:
         self._number += 1
+        for line in self._wrapping.lines(data):
+            self._take(line)
+            if not self._ours and line.strip():
+                self._theirs = self._theirs or _THEIRS.search(line) is not None
+                self._strange += not self._open and self._marked != self._number
+
+    def _take(self, data: bytes) -> None:
         head = data[:KEPT]
         if (found := lines.head(head)) is not None:
-            self._time(found[0], head)
-            if found[1]:
-                self._serves()
+            self._ours = True
+            self._headed += 1
+            self._time(found.stamp, head)
+            self._says(found, head)
+        else:
+            self._pod.take(head)
+            self._ours = self._ours or (
+                _OURS.search(data) is not None and _FETCHED.match(head) is None
+            )
+            if not self._single and (said := _SAID.search(head)) is not None:
+                self._odd += 1
+                self._odd_at = self._odd_at or self._number
+                if said[0] != b"server_args=" and said[0] != b"Load weight begin":
+                    self._serves()
         # Most of a log are SGLang's statistics, and they accuse nobody.
-        statistics = any(word in head for word in _STATISTICS)
+        if found is not None:
+            statistics = found.serves or found.code != 0
+        else:
+            statistics = any(word in head for word in _STATISTICS)
         looked_at = self._open or self._single
         if not looked_at and (statistics or TRIGGER.search(data) is None):
             return
         line = lines.read(self._number, data)
+        if _CLIENT.match(line.text):
+            self._client = []
         if line.quotes:
             return
         self._launch(line)
@@ -345,6 +460,8 @@ class Reader:
 
     def _time(self, stamp: bytes, head: bytes) -> None:
         """A line has a time. Lines above it without one were told until then."""
+        if stamp == carriers.NO_TIME.encode():
+            return
         if stamp != self._stamp:
             try:
                 self._at = datetime.fromisoformat(stamp.decode())
@@ -359,6 +476,24 @@ class Reader:
                 mark.at = lines.dated(mark.at, self._at)
         self._waiting.clear()
 
+    def _says(self, head: Head, data: bytes) -> None:
+        """A line with SGLang's head: a batch, an answer to a client, or anything else."""
+        launch = self._launches[-1]
+        if self._client is not None:
+            if 400 <= head.code < 500:  # what was said in between was the client's
+                for mark in self._client:
+                    launch.drop(mark)
+            self._client = None
+        if head.serves:
+            self._serves()
+            if (sign := self._load.take(data, self._at)) is not None:
+                line = lines.read(self._number, data)
+                self._add(launch, line, sign)
+        elif head.code == 200 and not launch.died:
+            launch.answered, launch.answered_at = self._number, self._at
+            if head.path.startswith((b"/generate", b"/v1/", b"/health_generate")):
+                launch.asked, launch.asked_at = self._number, self._at
+
     def _serves(self) -> None:
         launch = self._launches[-1]
         self._unwell = 0
@@ -370,6 +505,7 @@ class Reader:
         if _STARTS.match(line.text) and (launch.ended or launch.served):
             launch = Launch(line.number, Server(installed=self._installed))
             self._launches.append(launch)
+            self._load = Load()
             self._unwell = 0
             if len(self._launches) > MOST_LAUNCHES:
                 del self._launches[1]
@@ -379,6 +515,8 @@ class Reader:
             launch.died, launch.died_at = line.number, line.at or self._at
             text = line.text.strip()[:KEPT]
             launch.dying = Mark(line.number, launch.died_at, line.rank, text, UNKNOWN, Stage.AFTER)
+        if "Pyspy dump for PID" in line.text:
+            launch.stacks = (launch.stacks[0] or line.number, line.number)
         if found := re.match(r" {2}dump: {5}(\S.*)$", line.text):
             launch.dumps[20:] = []
             launch.dumps.append(found[1].strip("'\""))
@@ -424,6 +562,12 @@ class Reader:
                 continue
             if (pattern := _of_server(one, launch.server)) is None:
                 continue
+            if one in OUTSIDE and launch.died:
+                return
+            if one is RETRACTS and self._load.even:
+                return  # both pools are full, and that is the load
+            if self._other(launch, line, pattern):
+                return
             if pattern is HEALTH and "SIGTERM" not in text:
                 self._unwell += 1
                 if self._unwell < 2 and not self._single:
@@ -442,6 +586,14 @@ class Reader:
         if exception:
             self._raising = False
 
+    def _other(self, launch: Launch, line: Line, pattern: Pattern) -> bool:
+        """Whether the line is about a process that is not SGLang's. It is kept as a neighbour."""
+        name = neighbours.of_line(line.text, self._wrapping.containers)
+        if name and not self._single:
+            launch.neighbours[:] = [*launch.neighbours, self._made(line, pattern)][:MOST_MARKS]
+            return True
+        return False
+
     def _stage(self, pattern: Pattern) -> Stage:
         """The stage of a text where it stands: below an exception of SGLang it is what is wrong."""
         below = self._open and self._fatal and self._raised == Stage.SURFACED
@@ -452,6 +604,9 @@ class Reader:
     def _fits(self, pattern: Pattern, text: str) -> bool:
         if not pattern.frames:
             return True
+        raised = next((x for x in reversed(self._traceback) if x.lstrip().startswith("File ")), "")
+        if any(frame in raised for frame in pattern.never):
+            return False
         context = [*self._traceback, *self._recent, text]
         if pattern.stage == Stage.CAUSE and "block: [" not in pattern.frames:
             if not self._open:
@@ -471,12 +626,29 @@ class Reader:
         kind: FindingKind | None = None,
         stage: Stage | None = None,
     ) -> None:
+        mark = self._made(line, pattern, kind, stage)
+        if not launch.add(mark):
+            return
+        if mark.at is None or mark.at.year == lines.NO_YEAR:
+            self._waiting.append(mark)
+        if self._client is not None:
+            self._client.append(mark)
+
+    def _made(
+        self,
+        line: Line,
+        pattern: Pattern,
+        kind: FindingKind | None = None,
+        stage: Stage | None = None,
+    ) -> Mark:
+        self._marked = self._number
         frames = [x.strip() for x in self._traceback if x.lstrip().startswith("File ")]
         inside = self._open and self._raising
         at = line.at or (self._block_at if inside else None)
         if at is not None and at.year == lines.NO_YEAR and self._at is not None:
             at = lines.dated(at, self._at)
-        mark = Mark(
+        killed = pattern.section == KILLED and "OOMKilled" in line.text
+        return Mark(
             line.number,
             at,
             line.rank or (self._block_rank if self._open else ""),
@@ -488,15 +660,29 @@ class Reader:
             since=self._at if at is None or at.year == lines.NO_YEAR else at,
             block=self._block if self._open else 0,
             raised=self._open and self._fatal,
+            kernel=line.kernel,
+            container=self._pod.container if killed else "",
         )
-        if launch.add(mark) and (at is None or at.year == lines.NO_YEAR):
-            self._waiting.append(mark)
 
     def result(self) -> Reading:
         for mark in self._waiting:  # no time was told behind them
             mark.at = self._at
+        for launch in self._launches:
+            for mark in launch.all_marks():
+                if mark.container and self._pod.other(mark.container, self._wrapping.containers):
+                    launch.drop(mark)
+                    launch.neighbours.append(mark)
         return Reading(
-            tuple(self._launches), self._number, self._left_out, self._errors, self._error
+            tuple(self._launches),
+            self._number,
+            self._left_out,
+            self._errors,
+            self._error,
+            not self._ours and (self._theirs or self._strange >= STRANGE) and not self._single,
+            self._headed,
+            self._odd,
+            self._odd_at,
+            self._single,
         )
 
 
@@ -505,7 +691,7 @@ def read(stream: BinaryIO, installed: str = "") -> Reading:
 
     A log that is packed otherwise raises CompressedError, and one that ends amid a packed part
     EOFError.
-    installed: the release of SGLang on this machine, for a log that does not say its own.
+    installed: the release of SGLang on this machine, if the user says that it is the server's.
     """
     return of(lines.raw(lines.opened(stream)), installed=installed)
 

@@ -20,12 +20,20 @@ _ARGUMENT = {
         ("tp", "(?:--)?tp[_-]size", r"(\d{1,4})"),
     )
 }
-_ARMED = re.compile(r"g4debug \S{1,40} \[\w{1,20}\] armed: (.{0,400}?) \((\w+)\);")
+_ARMED = re.compile(r"g4debug \S{1,40} \[\w{1,20}\] armed: (.{0,400}?) \(([\w, ]{1,40})\);")
+_RUNS = re.compile(
+    r"g4debug: this server runs (\w{1,80})[^.]{0,200}? on (\w{1,40})(?:, draft (\w{1,40}))?"
+)
 _FIXES = re.compile(r"; fixes: \d+ in force \(([^)]{0,2000})\)")
 _DUMPS = re.compile(r"; dumps: (.{1,400})$")
 MATCHED = ("gemma-4", "trtllm_mha", "mtp", "tp", "piecewise enforced", "eagle forced")
 NEVER_HAD_1 = "0.5.12.post1"  # no wheel from here on has the bug of entry 1
 HAD_22 = (0, 5, 22)  # releases before this have the bug of entry 22
+# 0.5.15.post1 prints its arguments as ``ServerArgs(…)``, 0.5.23 as a dict.
+FORMS = (
+    (re.compile(r"server_args=ServerArgs\("), range(12, 23), "before 0.5.23"),
+    (re.compile(r"server_args=\{"), range(16, 24), "after 0.5.15.post1"),
+)
 
 
 @dataclass
@@ -34,7 +42,8 @@ class Server:
 
     armed: g4debug's tracers by its line at start, '' if it was not there. fixes: those in force
     by the same line. dumps: the folder of that line. drill: faults were injected. installed: the
-    release on this machine, which is taken for the server's where the log does not say it.
+    release of this machine, if the user says that it is the server's; '' otherwise. bounds: what
+    the form of the log says of the release. minors: those that it leaves, of 0.5.x.
     """
 
     release: str = ""
@@ -44,6 +53,8 @@ class Server:
     dumps: str = ""
     drill: bool = False
     installed: str = ""
+    bounds: str = ""
+    minors: tuple[int, ...] = tuple(range(12, 24))
     flags: set[str] = field(default_factory=set)
 
     @property
@@ -84,12 +95,21 @@ class Server:
                     self.arguments.setdefault(name, found[1])
             if re.search(r"enforce[_-]piecewise[_-]cuda[_-]graph(?:=True|': True| |$)", text):
                 self.flags.add("piecewise enforced")
+            for form, minors, bounds in FORMS:
+                if form.search(text):
+                    self.minors, self.bounds = tuple(minors), bounds
         if "SGLANG_GEMMA4_FORCE_EAGLE=1" in text:
             self.flags.add("eagle forced")
         if not self.release and (found := _RELEASE.search(text)):
             self.release = found[1]
         if "g4debug" in text:
             self.drill |= "g4debug fault (seed=" in text
+            if found := _RUNS.search(text):
+                for name, value in zip(
+                    ("model", "attention", "speculative"), found.groups(), strict=True
+                ):
+                    if value and value != "None":
+                        self.arguments.setdefault(name, value)
             if found := _ARMED.search(text):
                 self.armed = self.armed or f"{found[1]} ({found[2]})"
                 if fixes := _FIXES.search(text):

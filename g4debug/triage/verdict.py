@@ -1,9 +1,9 @@
 """What triage says of a log, a number or a line: the entry, the facts, and what to run next.
 
-A verdict is one of four: ``entry``; ``elsewhere`` (it is known, and g4debug has no part in it);
+A verdict is one of five: ``entry``; ``elsewhere`` (it is known, and g4debug has no part in it);
 ``unknown`` (something ended the server, and no entry explains it); ``nothing`` (nothing in it ends
-or slows a server). Of words that somebody looks up there are ``several`` (entries that have them),
-and ``nothing`` means that no entry has them.
+or slows a server); ``foreign`` (it is no log of SGLang). Of words that somebody looks up there are
+``several`` (entries that have them), and ``nothing`` means that no entry has them.
 """
 
 from __future__ import annotations
@@ -16,18 +16,25 @@ from typing import Literal
 
 from g4debug.dumps import incidents
 from g4debug.dumps.incidents import Dump
+from g4debug.triage import lookup
 from g4debug.triage.entry import Entry, entries
 from g4debug.triage.lookup import Hit
 from g4debug.triage.patterns import Stage
 from g4debug.triage.reading import Launch, Mark, Reading
 from g4debug.triage.server import Server
 
-State = Literal["entry", "elsewhere", "unknown", "nothing", "several"]
+State = Literal["entry", "elsewhere", "unknown", "nothing", "foreign", "several"]
 NEAR = timedelta(minutes=5)  # so long before or after the error a dump belongs to it
 SHOWN = 5
-CORES = (".nvcudmp",)
+CORES = ("*.nvcudmp", "cuda_coredump_*", "core.cuda.*")
 OPENS = ("g4debug list", "g4debug show")  # commands that need a dump
-ARM = "SGLANG_TRTLLM_MHA_DEBUG=1 <your launch command>"
+# watch and the mode log start on any SGLang, and stop no server; =1 alone may refuse to.
+ARM = "SGLANG_TRTLLM_MHA_DEBUG=watch <your launch command>"
+ALL = "SGLANG_TRTLLM_MHA_DEBUG=1 "
+ONLY_REPORT = "G4DEBUG_MODE=log "
+DOCTOR = "g4debug doctor"
+HANG = 8
+SGLANGS_CORES = Path("/tmp/sglang_cuda_coredumps")  # where SGLang itself has them written
 
 
 @dataclass(frozen=True)
@@ -44,8 +51,11 @@ class Verdict:
     """after: how many marks followed from the first one. earlier, later: the other launches.
 
     errors, error: as in ``reading.Reading``. survived: what the server said and served on behind,
-    where nothing ended it; served: the last line that says so. asked: it is about words that
-    somebody looked up, and about no log; hits: the entries that have them.
+    where nothing ended it; served: the last line that says so. neighbours: what befell other
+    processes of the machine. asked: it is about words that somebody looked up, and about no log;
+    hits: the entries that have them, more: and how many more have. why: of what is not known, if
+    there is more to say. stacks: the lines of SGLang's own stacks. absent: dumps that the log names
+    and this machine has not.
     """
 
     state: State
@@ -64,8 +74,13 @@ class Verdict:
     later: tuple[tuple[int, str], ...] = ()
     survived: tuple[Mark, ...] = ()
     served: int = 0
+    neighbours: tuple[Mark, ...] = ()
+    why: str = ""
+    stacks: tuple[int, int] = (0, 0)
+    absent: tuple[str, ...] = ()
     asked: bool = False
     hits: tuple[Hit, ...] = ()
+    more: int = 0
     fixes: tuple[FixSaid, ...] = ()
     dumps: tuple[Dump, ...] = ()
     cores: tuple[Path, ...] = ()
@@ -81,14 +96,16 @@ def of_entry(number: int) -> Verdict:
 def of_words(line: Verdict, hits: tuple[Hit, ...]) -> Verdict:
     """The verdict on words that somebody looks up. line: on the same as a line of a log."""
     if line.first is not None:
-        also = dict.fromkeys((*line.also, *(hit.entry for hit in hits)))
+        also = dict.fromkeys((*line.also, *(hit.entry for hit in hits[: lookup.MOST])))
         own = line.entry.number if line.entry is not None else 0
         return replace(line, asked=True, also=tuple(n for n in also if n not in (0, own)))
     if len(hits) == 1 and not hits[0].where:
         if hits[0].entry:
             return replace(of_entry(hits[0].entry), asked=True)
         return Verdict("elsewhere", advice=hits[0].advice, asked=True)
-    return Verdict("several" if hits else "nothing", asked=True, hits=hits)
+    shown = hits[: lookup.MOST]
+    more = len(hits) - len(shown)
+    return Verdict("several" if hits else "nothing", asked=True, hits=shown, more=more)
 
 
 def of(reading: Reading) -> Verdict:
@@ -110,20 +127,52 @@ def of(reading: Reading) -> Verdict:
         earlier=tuple(_line(x) for x in others if x.begins < launch.begins and x.ended)[-SHOWN:],
         later=tuple(_later(x) for x in others if x.begins > launch.begins)[-SHOWN:],
         served=launch.served,
+        neighbours=tuple(launch.neighbours),
+        stacks=launch.stacks,
     )
+    if reading.foreign and (first is None or first.anybodys):
+        return replace(facts, state="foreign")
+    if reading.odd > reading.headed and (first is None or first.kind is None):
+        return replace(facts, state="unknown", why=ODD.format(line=reading.at))
     if first is None:
         return replace(facts, survived=tuple(m for m in launch.all_marks() if launch.survives(m)))
     entry = entries().get(first.pattern.entry)
-    command = (first.kind.command if first.kind is not None else "") or ARM
-    if entry is not None and (first.kind is None or launch.dumps):
+    command, why = (first.kind.command if first.kind is not None else "") or ARM, ""
+    if entry is not None and entry.number == HANG and not launch.dumps:
+        command = _of_hang(launch)
+    elif entry is not None and (first.kind is None or launch.dumps):
         command = next_of(entry, launch.dumps, armed=bool(launch.server.armed))
+    elif facts.state == "unknown" and launch.never_served:
+        command, why = DOCTOR, AT_START
     return replace(
         facts,
         entry=entry,
         also=first.pattern.also if entry is not None else (),
         advice=first.pattern.advice,
+        why=why,
         next_command="" if facts.state == "elsewhere" else typed(command),
     )
+
+
+ODD = (
+    "Most of what SGLang says here has a form that triage does not know, first in line {line}: "
+    "something has changed the lines. So nothing is blamed. Give the log as the server wrote it "
+    "(kubectl logs, docker logs, or the file)."
+)
+AT_START = (
+    "It ended before it served, so there was nothing to trace yet: its own words are the lead. "
+    "g4debug doctor looks at this environment."
+)
+
+
+def _of_hang(launch: Launch) -> str:
+    """What to type about a server that stands: by now it may be dead, or have no g4debug."""
+    killed = any(m.stage == Stage.STANDS and "soft=True" not in m.text for m in launch.all_marks())
+    if launch.died or (killed and launch.ended and not launch.server.armed):
+        return ARM
+    if launch.server.armed:
+        return "g4debug doctor --pid <pid of the server>"
+    return "py-spy dump --native --pid <pid of the scheduler>"
 
 
 def state_of(first: Mark | None) -> State:
@@ -156,7 +205,14 @@ def next_of(entry: Entry, dumps: Sequence[str], armed: bool = True) -> str:
     if dumps:
         return show(dumps[0])
     useful = [c for c in entry.commands if armed or not c.startswith(OPENS)]
-    return useful[0] if useful else ARM
+    return starting(useful[0]) if useful else ARM
+
+
+def starting(command: str) -> str:
+    """A command that arms, as it starts on any SGLang, and stops no server."""
+    if command.startswith(ALL) and "G4DEBUG_MODE=" not in command:
+        return ALL + ONLY_REPORT + command.removeprefix(ALL)
+    return command
 
 
 def show(dump: str | Path) -> str:
@@ -186,14 +242,15 @@ def dumps_of(mark: Mark | None, named: Sequence[str], folder: Path) -> tuple[Dum
     return tuple(sorted(found, key=lambda d: d.time))
 
 
-def cores_of(mark: Mark | None, folder: Path) -> tuple[Path, ...]:
-    """CUDA core dumps of that time in a folder. Raises OSError if it cannot be read."""
+def cores_of(mark: Mark | None, *folders: Path) -> tuple[Path, ...]:
+    """CUDA core dumps of that time in these folders. Raises OSError if one cannot be read."""
     found = []
-    for path in sorted(folder.iterdir()):
-        if path.suffix in CORES:
-            written = datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat()
-            if _fits(mark, written):
-                found.append(path)
+    for folder in folders:
+        for path in sorted(folder.iterdir()):
+            if any(path.match(name) for name in CORES):
+                written = datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat()
+                if _fits(mark, written):
+                    found.append(path)
     return tuple(found)
 
 

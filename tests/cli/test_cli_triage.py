@@ -238,3 +238,155 @@ def test_a_log_that_is_not_in_this_folder_is_no_word(tmp_path, monkeypatch, caps
     monkeypatch.chdir(tmp_path)
     assert cli.main(["triage", "server.log"]) == 2
     assert "no such file" in capsys.readouterr().err
+
+
+def test_the_release_is_the_logs_and_not_this_machines(tmp_path, monkeypatch, capsys) -> None:
+    """The same log says the same beside each SGLang; --here is the user's word for it."""
+    from packaging.version import Version
+
+    start = "[2026-11-20 02:11:04] server_args={}\n"
+    args = "model_path='google/gemma-4-31B-it', tp_size=2, speculative_algorithm='FROZEN_KV_MTP'"
+    fell = (
+        "[2026-11-20 02:12:12 TP1] Scheduler hit an exception: Traceback (most recent call last):\n"
+        "Exception: Capture frozen-KV MTP cuda graph failed: CUDA error: device-side assert\n"
+    )
+    path = log(tmp_path, start.format(f"ServerArgs({args})") + fell)
+    said = []
+    for installed in ("0.5.12.post1", "0.5.23"):
+        monkeypatch.setattr(
+            "g4debug.hooking.targets.sglang_version", lambda v=installed: Version(v)
+        )
+        assert cli.main(["triage", path, "--json"]) == 0
+        said.append(as_json(capsys))
+    assert said[0] == said[1]
+    assert (said[0]["entry"], said[0]["also"]) == (23, [22])
+    assert said[0]["server"]["release"] is None
+    assert said[0]["server"]["release_by_form"] == "before 0.5.23"
+    assert {f["state"] for f in said[0]["fixes"]} == {"by release"}
+    new = log(tmp_path, start.format("{'tp_size': 2}") + "AttributeError: 'FrozenKVMTPVerifyInput' "
+              "object has no attribute 'merge_batch'\n")  # fmt: skip
+    assert cli.main(["triage", new, "--json"]) == 0
+    states = {f["id"]: f["state"] for f in as_json(capsys)["fixes"]}
+    assert states["idle-draft-input"] == "not for it"  # 0.5.23 prints a dict
+
+
+def test_this_machines_release_is_taken_if_the_user_says_so(tmp_path, monkeypatch, capsys) -> None:
+    from g4debug.hooking import targets
+
+    if targets.sglang_version() is None:
+        pytest.skip("needs SGLang")
+    path = log(tmp_path, LEAK)
+    assert cli.main(["triage", path, "--here"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert f"taken for {targets.sglang_version()}, which is installed here (--here)" in out
+    monkeypatch.setattr("g4debug.hooking.targets.sglang_version", lambda: None)
+    assert cli.main(["triage", path, "--here"]) == 2
+    assert "no SGLang is installed" in capsys.readouterr().err
+
+
+START = "[2026-09-14 03:22:01] server_args=ServerArgs(model_path='acme/oak', tp_size=2)\n"
+UP = "[2026-09-14 03:22:05] The server is fired up and ready to roll!\n"
+HANG = "[2026-09-14 03:42:05 TP0] Scheduler watchdog timeout (self.watchdog_timeout=300.0, {})\n"
+ARMED = "g4debug 1.0 [scheduler] armed: page-table (watch, contain); SGLang 0.5.23; fixes: none\n"
+STACKS = "[2026-09-14 03:42:04 TP0] Pyspy dump for PID 4412:\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "command"),
+    [
+        (START + UNKNOWN, "g4debug doctor"),  # it never served: there was nothing to trace
+        (START + UP + UNKNOWN, "SGLANG_TRTLLM_MHA_DEBUG=watch "),
+        (UNKNOWN, "SGLANG_TRTLLM_MHA_DEBUG=watch "),
+        (LEAK, "SGLANG_TRTLLM_MHA_DEBUG=1 G4DEBUG_MODE=log "),  # =1 alone may refuse to start
+        (START + UP + HANG.format("soft=False"), "SGLANG_TRTLLM_MHA_DEBUG=watch "),
+        (START + UP + HANG.format("soft=True"), "py-spy dump "),
+        (START + ARMED + UP + HANG.format("soft=True"), "g4debug doctor --pid"),
+    ],
+)
+def test_the_next_command_can_be_honoured(text: str, command: str, tmp_path, capsys) -> None:
+    cli.main(["triage", log(tmp_path, text), "--json"])
+    found = as_json(capsys)["next"]
+    assert found.removeprefix("/").split("/")[-1].startswith(command) or found.startswith(command)
+
+
+def test_what_sglang_printed_of_a_hang_is_named(tmp_path, capsys) -> None:
+    text = START + UP + STACKS + HANG.format("soft=False")
+    assert cli.main(["triage", log(tmp_path, text)]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "SGLang's own (py-spy's) begin in lines 3 to 3" in out
+    assert "fix parked-chunk by release" in out
+
+
+def test_a_failure_of_the_start_is_not_answered_with_tracers(tmp_path, capsys) -> None:
+    assert cli.main(["triage", log(tmp_path, START + UNKNOWN)]) == 1
+    out = " ".join(capsys.readouterr().out.split())
+    assert "It ended before it served" in out
+    assert "SGLANG_TRTLLM_MHA_DEBUG" not in out
+
+
+VLLM = (
+    "INFO 11-20 02:11:04 [api_server.py:1772] vLLM API server version 0.11.0\n"
+    "torch.AcceleratorError: CUDA error: an illegal memory access was encountered\n"
+)
+
+
+def test_a_log_of_something_else_gets_no_entry(tmp_path, capsys) -> None:
+    path = log(tmp_path, VLLM)
+    assert cli.main(["triage", path]) == 1
+    out = capsys.readouterr().out
+    assert "no log of SGLang" in " ".join(out.split())
+    assert "NEXT" not in out
+    assert cli.main(["triage", path, "--json"]) == 1
+    found = as_json(capsys)
+    assert (found["state"], found["entry"], found["next"]) == ("foreign", None, None)
+
+
+def test_a_dump_that_is_on_another_machine(tmp_path, capsys) -> None:
+    text = f"{DIED}{CUDA}  dump:     /no/such/x.pt\n"
+    assert cli.main(["triage", log(tmp_path, text)]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "/no/such/x.pt is not on this machine" in out
+    assert "kubectl cp POD:/no/such/x.pt ." in out
+
+
+def test_another_process_is_told_beside(tmp_path, capsys) -> None:
+    kill = "Nov 20 02:40:11 node7 kernel: Out of memory: Killed process 9 (java) total-vm:1\n"
+    assert cli.main(["triage", log(tmp_path, UP + kill)]) == 0
+    assert "line 2 is about another process" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("number", range(1, 28))
+def test_the_case_of_every_entry_is_at_hand(number: int, capsys) -> None:
+    assert cli.main(["triage", str(number), "--case"]) == 0
+    assert capsys.readouterr().out.startswith(f"# {number}. ")
+
+
+def test_a_case_is_an_entrys(capsys) -> None:
+    assert cli.main(["triage", "words", "--case"]) == 2
+    assert "needs the number of an entry" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "entries"),
+    [
+        ("accept len is low", {1, 5, 12, 14, 22}),
+        ("queue grows", {10}),
+        ("NCCL timeout", {24}),
+        ("exit code 137", {26}),
+        ("server hangs", {8}),
+        ("server does not start", {4}),
+        ("NaN", {15}),
+        ("Xid 31", {7}),
+        ("answers are wrong", {15, 17}),
+        ("slow", {2}),
+    ],
+)
+def test_what_people_see_is_found_in_their_words(words: str, entries: set[int], capsys) -> None:
+    assert cli.main(["triage", words, "--json"]) == 0
+    found = as_json(capsys)
+    assert entries <= {found["entry"], *(hit["entry"] for hit in found["words_in"])}
+
+
+def test_entries_beyond_a_screen_are_counted(capsys) -> None:
+    assert cli.main(["triage", "slow"]) == 0
+    assert "more: give more words" in " ".join(capsys.readouterr().out.split())

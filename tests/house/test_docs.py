@@ -197,6 +197,15 @@ def anchors(text: str) -> set[str]:
     }
 
 
+def test_a_cell_of_the_comparison_says_that_nobody_looked() -> None:
+    """An empty cell says nothing, and is read as a no."""
+    table = re.findall(r"^\| .*$", (ROOT / "docs/comparison.md").read_text(), re.M)
+    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in table]
+    assert len(cells) > 20
+    assert {len(row) for row in cells} == {9}
+    assert [row[0] for row in cells if "" in row] == []
+
+
 @pytest.mark.parametrize("page", TEXTS)
 def test_links_lead_somewhere(page: str) -> None:
     here = ROOT / page

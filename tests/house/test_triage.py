@@ -141,6 +141,15 @@ def test_a_file_that_is_no_entry_says_what_is_missing(text: str, said: str) -> N
         entry.parse(text, "01-x.md")
 
 
+def test_an_entry_that_says_in_force_names_its_fixes() -> None:
+    """Their state is told for the server of the log: by *What helps*, and not by *Releases*."""
+    for one in entry.entries().values():
+        named = set(re.findall(r"`([a-z0-9-]+)`", one.helps + one.releases))
+        known = named & set(discovery.names("fix"))
+        assert known <= set(one.fixes), one.name
+        assert one.fixes or "in force" not in one.helps + one.releases, one.name
+
+
 def test_the_index_leads_to_every_entry() -> None:
     index = TRIAGE.partition("## Find your entry\n")[2].partition("\n## ")[0]
     linked = {int(n) for n in re.findall(r"\[(\d+)\]", index)}

@@ -47,6 +47,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("g4debug", "fixes"):
         ignore = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=ignore)
+    shutil.copytree(ROOT / "docs/cases", folder / "docs/cases")
     return folder
 
 
@@ -92,6 +93,8 @@ def test_every_source_file_is_in_it_and_nothing_else(wheel: Path) -> None:
     package = ROOT / "g4debug"
     sources = {p.relative_to(ROOT).as_posix() for p in package.rglob("*") if p.is_file()}
     sources |= {f"g4debug/{p.relative_to(ROOT)}" for p in (ROOT / "fixes").rglob("*.*")}
+    cases = (ROOT / "docs/cases").glob("*.md")
+    sources |= {f"g4debug/triage/cases/{p.name}" for p in cases}  # triage N --case prints them
     assert names == {s for s in sources if "__pycache__" not in s}
     assert not any(n.startswith("fixes/") for n in names)  # not everybody's "import fixes"
 

@@ -193,3 +193,22 @@ def test_a_log_that_is_packed_otherwise_is_refused(tmp_path: Path, capsys) -> No
     path.write_bytes(b"\x28\xb5\x2f\xfd rest")
     assert cli.main(["triage", str(path)]) == 2
     assert "zstdcat LOG | g4debug triage" in capsys.readouterr().err
+
+
+def test_it_has_the_launch_however_long_the_log_is() -> None:
+    """And no secrets of its addresses."""
+    start = b"[2026-09-14 03:20:01] server_args={'dist_init_addr': 'http://me:hunter2@host:1'}\n"
+    armed = b"g4debug 1.0 [scheduler] armed: page-table (raise); SGLang 0.5.23; fixes: none\n"
+    key = b"[2026-09-14 03:20:02] AWS_ACCESS_KEY_ID=AKIAABCDEFGHIJKLMNOP x max_total_num_tokens=7\n"
+    batch = b"[2026-09-14 03:21:01 TP0] Decode batch, #running-req: 1, #queue-req: 0\n"
+    log = [b"llm-0 server " + line for line in (start, armed, key, *[batch] * 900)]
+    said = bundle.around(log, 900).decode()
+    for text in ("server_args=", "armed: page-table", "max_total_num_tokens=7", "Decode batch"):
+        assert text in said
+    assert "hunter2" not in said
+    assert "AKIA" not in said
+
+
+def test_an_error_that_quotes_a_client_is_left_out() -> None:
+    said = b"[2026-09-14 03:20:06] [http_server] Error: the secret plan of Carol\n"
+    assert b"Carol" not in bundle.around([said], 1)

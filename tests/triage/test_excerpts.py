@@ -1,12 +1,15 @@
-"""More than 250 excerpts, in the manner of public reports: the right entry, or rightly none.
+"""More than 350 excerpts, in the manner of public reports: the right entry, or rightly none.
 
 They were written anew, with names replaced. The heading of each says what triage must answer: an
-entry's number, ``elsewhere``, ``unknown`` or ``nothing``, and ``line N`` where the first cause is.
+entry's number, ``elsewhere``, ``unknown``, ``nothing`` or ``foreign``, and ``line N`` where the
+first cause is. ``judged.txt`` was written by somebody who had not seen the patterns.
 """
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +27,25 @@ CARRIERS = {
     "compose": "server-1  | {}",
     "journald": "Nov 27 06:32:01 node7 python[123]: {}",
     "ray": "(Worker pid=912, ip=10.0.0.3) {}",
+}
+# More of them; each takes all excerpts in one test, because there are many.
+WRAPPERS: dict[str, Callable[[int, str], str]] = {
+    "stern": lambda i, x: f"llm-0 server {x}",
+    "journald short-iso": lambda i, x: f"2026-11-27T06:32:01+0000 node7 python3[22]: {x}",
+    "journald short-precise": lambda i, x: f"Nov 27 06:32:01.{i:06d} node7 python3[22]: {x}",
+    "rsyslog": lambda i, x: f"2026-11-27T06:32:01.123456+00:00 node7 python3[22]: {x}",
+    "pm2": lambda i, x: f"0|server   | {x}",
+    "ts": lambda i, x: f"Nov 27 06:32:{i % 60:02d} {x}",
+    "srun --label": lambda i, x: f"3: {x}",
+    "a mail": lambda i, x: f"> {x}",
+    "an indent": lambda i, x: f"    {x}",
+    "torchrun": lambda i, x: f"[default3]:{x}",
+    "Loki": lambda i, x: json.dumps({"line": x, "timestamp": "17", "fields": {}}),
+    "GCP": lambda i, x: json.dumps({"insertId": str(i), "severity": "ERROR", "textPayload": x}),
+    "GCP's payload": lambda i, x: json.dumps({"jsonPayload": {"message": x}, "severity": "INFO"}),
+    "fluent-bit": lambda i, x: json.dumps({"stream": "stderr", "log": x + "\n"}),
+    "docker": lambda i, x: json.dumps({"log": x + "\n", "stream": "stderr", "time": "x"}),
+    "docker in kubectl": lambda i, x: "[pod/llm/server] " + json.dumps({"log": x + "\n"}),
 }
 
 
@@ -61,6 +83,19 @@ def test_the_right_entry_or_rightly_none(one: Excerpt, carrier: str) -> None:
     said, line = answer(log)
     assert said == one.expected
     assert not one.line or line == one.line
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_what_wraps_the_lines_changes_nothing(wrapper: str) -> None:
+    wrong = []
+    for one in ALL:
+        if one.log.startswith('"'):  # a table is not read in something else
+            continue
+        log = "".join(WRAPPERS[wrapper](i, x) + "\n" for i, x in enumerate(one.log.splitlines()))
+        said, line = answer(log)
+        if said != one.expected or (one.line and line != one.line):
+            wrong.append((one.title, one.expected, one.line, said, line))
+    assert wrong == []
 
 
 def test_there_are_a_hundred_and_a_quarter_of_them_blames_nobody() -> None:

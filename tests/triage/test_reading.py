@@ -263,3 +263,66 @@ def test_what_g4debug_did_there() -> None:
     assert server.armed == "page-table, pool-leak (raise)"
     assert server.fixes == ("hybrid-pool-swap", "parked-chunk")
     assert server.dumps == "/tmp/d"
+
+
+UP = b"[2026-09-14 03:20:05] The server is fired up and ready to roll!\n"
+ANSWERED = b'[2026-09-14 03:20:06] INFO:     10.0.0.4:4432 - "POST /generate HTTP/1.1" %d x\n'
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"[2026-09-14 03:20:06] [http_server] Error: my log says: " + CUDA,
+        b"[2026-09-14 03:20:06] Error in request: template error near:\n" + CUDA + b"please help\n",
+    ],
+)
+def test_what_a_refused_client_wrote_is_not_the_servers(said: bytes) -> None:
+    assert read(UP, said, ANSWERED % 400).chosen.first() is None
+
+
+def test_what_stands_below_an_error_of_the_server_is_its_own() -> None:
+    """It answers 500 and not 4xx, and did not serve since."""
+    found = read(UP, b"[2026-09-14 03:20:06] Error in request: x\n", CUDA, ANSWERED % 500)
+    assert found.chosen.first() is not None
+
+
+USAGE = (
+    b"[2026-09-14 03:%02d:11 TP0] Decode batch, #running-req: %d, full token usage: %s, "
+    b"swa token usage: %s, #queue-req: %d\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("minutes", "runs", "full", "swa", "waits", "entry"),
+    [
+        (3, 6, b"0.07", b"0.99", 61, 2),
+        (1, 6, b"0.07", b"0.99", 61, 0),  # a moment
+        (3, 6, b"0.07", b"0.99", 0, 0),  # nobody waits
+        (3, 6, b"0.90", b"0.99", 61, 0),  # both are full
+        (3, 0, b"0.90", b"0.99", 61, 8),
+    ],
+)
+def test_the_figures_of_a_server_that_is_slow(minutes, runs, full, swa, waits, entry) -> None:
+    log = [USAGE % (20 + i, runs, full, swa, waits) for i in range(minutes)]
+    first = read(UP, *log).chosen.first()
+    assert (first.pattern.entry if first else 0) == entry
+
+
+def test_a_retraction_is_a_sign_only_if_one_pool_is_full() -> None:
+    gemma = b"[2026-09-14 03:20:01] server_args=ServerArgs(model_path='google/gemma-4-31B-it')\n"
+    retracts = b"[2026-09-14 03:20:12 TP0] KV cache pool is full. Retract requests. #r: 1\n"
+    for swa, entry in ((b"0.91", 0), (b"0.10", 2)):
+        first = read(gemma, USAGE % (20, 6, b"0.97", swa, 4), retracts).chosen.first()
+        assert (first.pattern.entry if first else 0) == entry
+
+
+def test_what_g4debug_says_of_the_server() -> None:
+    """SGLang itself never says its release."""
+    server = read(
+        b"g4debug 1.0.0 [scheduler] armed: page-table (watch, contain); SGLang 0.5.23; "
+        b"fixes: none; faults: none; 12 sites hooked; dumps: /tmp/d\n",
+        b"g4debug: this server runs Gemma4ForCausalLM (SWAKVPool of MHATokenToKVPool) on "
+        b"trtllm_mha, draft FROZEN_KV_MTP. Judged: page-table\n",
+    ).chosen.server
+    assert (server.release, server.armed) == ("0.5.23", "page-table (watch, contain)")
+    assert server.words() >= {"gemma-4", "trtllm_mha", "mtp"}

@@ -180,7 +180,7 @@ class Words(Facts):
 
     def fix(self) -> str:
         if self.stale_state:
-            return "fix swa-state-swap (seed PR #6; sglang #25103 broke it, #26966 fixed it); "
+            return "fix swa-state-swap (sglang #25103 broke it, #26966 fixed it); "
         return ""
 
     def command(self) -> str:

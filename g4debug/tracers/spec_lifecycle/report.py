@@ -12,7 +12,7 @@ from g4debug.tracers.spec_lifecycle import causes
 from g4debug.tracers.spec_lifecycle.check import Violation
 from g4debug.tracers.spec_lifecycle.hand_over import HandOver
 
-DOUBLE = "seed PR #24 (double bookkeeping); "
+DOUBLE = "two places count what one step gave (double bookkeeping); "
 
 
 _RUNNERS = {

@@ -65,7 +65,7 @@ def explain(violation: Violation, left: Left | None, repairing: bool) -> tuple[s
     kind = violation.kind
     if kind == "verify-input-left" and left is not None and left.live == 0:
         return (
-            "fix idle-draft-input (seed PR #22; in sglang 0.5.13); ",
+            "fix idle-draft-input (in sglang 0.5.13); ",
             f"G4DEBUG_FIX_IDLE_DRAFT_INPUT=1 {LAUNCH}",
         )
     if kind == "spec-info-dropped":
@@ -74,7 +74,7 @@ def explain(violation: Violation, left: Left | None, repairing: bool) -> tuple[s
     if KINDS["spec-lifecycle"][kind].fix == "spec-batch-guards":
         # If the fix is in force, it repairs such a batch, and serving can go on in log mode.
         switch = "G4DEBUG_MODE=log" if repairing else "G4DEBUG_FIX_SPEC_BATCH_GUARDS=1"
-        return "fix spec-batch-guards (seed PR #22); ", f"{switch} {ARMED}"
+        return "fix spec-batch-guards (a batch without live requests); ", f"{switch} {ARMED}"
     if kind == "bookkeeping":
         return DOUBLE, f"{LAUNCH} --disable-overlap-schedule"
     return "", EAGER

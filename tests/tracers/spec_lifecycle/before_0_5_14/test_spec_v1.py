@@ -311,7 +311,7 @@ def test_the_finding_of_that_merge_names_the_step_and_the_fix(tracer):
         tracer.batches.before_merge(running, batch(request("c", 40)))
     finding = error.value.finding
     assert "every request of the batch (2) finished in the verify of step 17" in finding.cause
-    assert finding.reference.startswith("fix idle-draft-input (seed PR #22")
+    assert finding.reference.startswith("fix idle-draft-input (in sglang 0.5.13")
     assert finding.next_command == "G4DEBUG_FIX_IDLE_DRAFT_INPUT=1 <your launch command>"
 
 
