@@ -44,7 +44,9 @@ class Load:
     async def run(self) -> None:
         """Returns when the time is over and every client has its last answer."""
         timeout = aiohttp.ClientTimeout(total=PATIENCE)
-        async with aiohttp.ClientSession(timeout=timeout) as session:
+        # SGLang closes a connection that was idle for 5 s. One that is used in that moment fails.
+        connector = aiohttp.TCPConnector(keepalive_timeout=2)
+        async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
             self.http = session
             clients = [self._client() for _ in range(CLIENTS)]
             await asyncio.gather(*clients, self._operator(), self._probe())
