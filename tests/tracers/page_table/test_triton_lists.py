@@ -323,7 +323,9 @@ def test_deterministic_inference_prefills_sliding_layers_with_other_lists(aligne
         window_kv_indptr=words.clone(),
     )
     backend, said = SimpleNamespace(forward_metadata=metadata), []
-    guard = SimpleNamespace(not_guarded=lambda what, why: said.append(why))
+    guard = SimpleNamespace(
+        not_guarded=lambda what, why: said.append(why), judged_in_part=lambda backends, phases: None
+    )
     layer = SimpleNamespace(sliding_window_size=63)
     assert adapter("triton").lists(backend, layer, guard) is None
     assert ("deterministic" in said[0]) is aligned
