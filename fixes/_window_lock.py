@@ -16,6 +16,11 @@ def has_it(tree: Any) -> bool:
     return type(tree).__name__ == "SWARadixCache"
 
 
+def takes_parts(tree: Any) -> bool:
+    """True for the prefix cache that is handed a prompt chunk by chunk, from 0.5.21 on."""
+    return hasattr(tree, "checkpoint")
+
+
 def _whole_pages(tokens: int, tree: Any) -> int:
     """So many tokens or more, as many as some pages have."""
     return -(-int(tokens) // int(tree.page_size)) * int(tree.page_size)

@@ -87,6 +87,11 @@ def give_back(tree: Any, allocator: Any, request: Any) -> None:
     ScheduleBatch._evict_swa(batch, request, req_kv.prefix(request))
 
 
+def lock_shrinks(tree: Any) -> bool:
+    """True for the prefix caches in which a lock is made to hold no more than the window."""
+    return _window_lock.has_it(tree) or _window_lock.takes_parts(tree)
+
+
 def _hand_over(tree: Any, request: Any) -> bool:
     """Give the prefix cache what it has not got of the prompt yet, as SGLang does with each chunk.
 
@@ -94,7 +99,7 @@ def _hand_over(tree: Any, request: Any) -> bool:
     that must not be. Then nothing is given back at all: 0.5.12's UnifiedRadixCache would take pages
     that were given back for pages of the prompt, with its next chunk.
     """
-    if not hasattr(tree, "checkpoint") or request.skip_radix_cache_insert:
+    if not _window_lock.takes_parts(tree) or request.skip_radix_cache_insert:
         return False
     if tree.supports_mamba():  # each hand-over takes a slot for a state; SGLang dies without one
         return False

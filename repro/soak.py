@@ -165,9 +165,9 @@ def main() -> int:
         )
     if args.device == "cuda" and args.model not in (DEFAULT, *SHAPES):
         parser.error(f"--model {args.model}: on a GPU expected one of {', '.join(SHAPES)}")
-    if args.device == "cuda" and args.draft not in ("", *DRAFTS, "ngram"):
-        shapes = ", ".join((*DRAFTS, "ngram"))
-        parser.error(f"--draft {args.draft}: on a GPU expected one of {shapes}")
+    on_gpus = (*DRAFTS, "ngram")
+    if args.device == "cuda" and args.draft not in ("", *on_gpus):
+        parser.error(f"--draft {args.draft}: on a GPU expected one of {', '.join(on_gpus)}")
     if args.draft and args.device == "cuda" and args.model != "llama":
         parser.error(
             f"--draft {args.draft}: on a GPU expected --model llama, which it was made for"

@@ -128,7 +128,6 @@ RUNS: tuple[Run, ...] = (
     Run("Llama, Qwen3", MHA, NO_WINDOW, _MHA, (*_BOTH, "fa3", "flashinfer", "torch_native"),
         _PLAIN, _NEW, _TOYS),
     Run("Llama", MHA, NO_WINDOW, _MHA, _BOTH, _OTHER_DRAFTS, _NEW, _DRAFTS),
-    # With pages of one token. The toy's NGRAM has one path.
     Run("Llama", MHA, NO_WINDOW, _MHA, ("fa3",), ("EAGLE",), _NEW, _DRAFTS),
     Run("Llama", MHA, NO_WINDOW, _MHA, ("triton",), (NO_DRAFT, "EAGLE"),
         {"0.5.12.post1": (H100,)}),

@@ -16,7 +16,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-STAMP = rb"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:\.\d+)?(?: [A-Z][A-Z_]{1,8}\d+)*\] "
+# SGLang's own: the time, and the ranks with a space in front of each.
+STAMP = rb"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:\.\d+)?((?: [A-Z][A-Z_]{1,8}\d+)*)\] "
 # Dynamo forms SGLang's lines itself, without the rank.
 TRACED = (
     rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d{1,9})?Z +(?:DEBUG|INFO|WARN|ERROR) +[\w.:]{1,120}: "
@@ -37,7 +38,8 @@ _FORMS = re.compile(
 # The kernel's line keeps its time: it has no other.
 KERNEL = re.compile(rb"(?:" + _MONTH + rb"|" + _TIME + rb") [\w.-]{1,60} kernel: ")
 _RANK = re.compile(rb"\[?rank\d+\]?: ?")
-_ANSI = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
+ANSI = rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])"  # colours and such
+_ANSI = re.compile(ANSI)
 _DEEPEST = 4  # wrappings in wrappings
 _FARTHEST = 200  # bytes in front of a stamp
 _LEARNED = 64

@@ -23,7 +23,7 @@ _PACKED = {b"\x28\xb5\x2f\xfd": "zstdcat", b"BZh": "bzcat", b"\xfd7zXZ": "xzcat"
 LONGEST = 1 << 16  # bytes of a line that are looked at; the rest of it is dropped
 KEPT = 500  # characters of a line that are remembered
 
-_PREFIX = re.compile(r"^\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:\.\d+)?((?: [A-Z][A-Z_]{1,8}\d+)*)\] ")
+_PREFIX = re.compile(f"^{carriers.STAMP.decode()}")
 _TRACED = re.compile(f"^{carriers.TRACED.decode()}()")
 _ACCESS = rb'INFO: +\S+ - "[A-Z]+ (?P<path>[^ ?"]+)[^"]*" (?P<code>\d{3})'
 _HEAD = re.compile(
@@ -35,11 +35,13 @@ _KERNEL_ISO = re.compile(r"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\S{0,20} [\w.-]{1,60
 _DMESG = re.compile(r"^\[[A-Z][a-z]{2} ([A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4})\] ")
 _UPTIME = re.compile(r"^\[ *\d{1,9}\.\d{6}\] ")  # dmesg without -T
 NO_YEAR = 4  # stands for the year that syslog leaves out; it has a 29th of February
-_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
+_ANSI = re.compile(carriers.ANSI.decode())
 _RANK = re.compile(r"^\[?rank(\d+)\]?:(?:\[[EFW]\w*[^\]]{0,60}\] ?)? ?")
+# What a client has sent is told behind these, and may go on in the lines below.
+CLIENT = r"\[http_server\] Error: |Error in request: |Request \S{1,80} failed: "
 # Lines that quote a client, or a request for a page: nothing in them is SGLang's own word.
 _QUOTES = re.compile(
-    r"^\[http_server\] Error: |^Error in request: |^Request \S{1,80} failed: "
+    rf"^(?:{CLIENT})"
     r"|GenerateReqInput\(|EmbeddingReqInput\(|(?:Receive|Finish)(?:d)?: (?:obj|rid|request)=?"
     r"|^INFO: +\S+ - \"|Received? (?:chat|request|prompt)\b"
     r"|\b(?:text|prompt|input_ids|messages)=['\"\[]"
@@ -122,7 +124,7 @@ def head(data: bytes) -> Head | None:
     """The head of a line that nothing is around; None if it is not SGLang's. Be quick."""
     if data[:1] not in (b"[", b"2") or (found := _HEAD.match(data)) is None:
         return None
-    stamp, traced, serves, path, code = found.groups()
+    stamp, _, traced, serves, path, code = found.groups()
     return Head(stamp or traced, serves is not None, path or b"", int(code) if code else 0)
 
 

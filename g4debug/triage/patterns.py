@@ -230,7 +230,7 @@ PROBE = Pattern(
     _A,
     OTHER,
     advice="Kubernetes ended the container. Its probe got no answer in time. If batches "
-    " had stopped before, it is a hang (entry 8); else give the probe more time.",
+    "had stopped before, it is a hang (entry 8); else give the probe more time.",
 )
 
 PATTERNS: tuple[Pattern, ...] = (

@@ -85,8 +85,7 @@ _SAID = re.compile(
 TRIGGER = re.compile(_WORDS.encode())
 _STARTS = re.compile(r"[^'\"]{0,120}server_args=(?:ServerArgs\(|\{)")  # a dict since 0.5.23
 _STATISTICS = (b"] Decode batch", b"] Prefill batch", b" Decode batch,", b' HTTP/1.1" ')
-# What a client has sent is told in these, and may go on in the lines below.
-_CLIENT = re.compile(r"\[http_server\] Error: |Error in request: |Request \S{1,80} failed: ")
+_CLIENT = re.compile(lines.CLIENT)
 _DIED = re.compile(
     r"(?:Scheduler|Controller|Manager|Router|Worker\w*|ModelRunner) hit an exception: "
     r"|Subprocess \S+ \(pid=\d+\) crashed|scheduler died during initialization|Received sigquit"
@@ -169,10 +168,8 @@ class Launch:
         """Whether it is kept. What the server has survived makes room for what comes later."""
         self.counts[mark.stage] += 1
         of_stage = self.marks.setdefault(mark.stage, [])
-        if len(of_stage) >= MOST_MARKS and self.sparse.get(mark.stage, 0) < max(
-            self.served, self.asked
-        ):
-            self.sparse[mark.stage] = max(self.served, self.asked)
+        if len(of_stage) >= MOST_MARKS and self.sparse.get(mark.stage, 0) < self.lived:
+            self.sparse[mark.stage] = self.lived
             kept = [m for m in of_stage[1:] if not self.survives(m)]
             self.counts[mark.stage] -= len(of_stage) - 1 - len(kept)
             of_stage[1:] = kept
@@ -188,9 +185,14 @@ class Launch:
         return bool(self.died) or asked or any(not self.survives(m) for m in told)
 
     @property
+    def lived(self) -> int:
+        """The last line that says that its schedulers serve, 0 if none does."""
+        return max(self.served, self.asked)
+
+    @property
     def never_served(self) -> bool:
         """Whether the log has its beginning, and no word of its serving."""
-        return self.server.started and not (self.served or self.asked)
+        return self.server.started and not self.lived
 
     def all_marks(self) -> list[Mark]:
         return sorted((m for ms in self.marks.values() for m in ms), key=lambda m: m.line)
@@ -678,11 +680,13 @@ class Reader:
             self._left_out,
             self._errors,
             self._error,
-            not self._ours and (self._theirs or self._strange >= STRANGE) and not self._single,
-            self._headed,
-            self._odd,
-            self._odd_at,
-            self._single,
+            foreign=not self._ours
+            and (self._theirs or self._strange >= STRANGE)
+            and not self._single,
+            headed=self._headed,
+            odd=self._odd,
+            at=self._odd_at,
+            single=self._single,
         )
 
 

@@ -242,15 +242,14 @@ def dumps_of(mark: Mark | None, named: Sequence[str], folder: Path) -> tuple[Dum
     return tuple(sorted(found, key=lambda d: d.time))
 
 
-def cores_of(mark: Mark | None, *folders: Path) -> tuple[Path, ...]:
-    """CUDA core dumps of that time in these folders. Raises OSError if one cannot be read."""
+def cores_of(mark: Mark | None, folder: Path) -> tuple[Path, ...]:
+    """CUDA core dumps of that time in a folder. Raises OSError if it cannot be read."""
     found = []
-    for folder in folders:
-        for path in sorted(folder.iterdir()):
-            if any(path.match(name) for name in CORES):
-                written = datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat()
-                if _fits(mark, written):
-                    found.append(path)
+    for path in sorted(folder.iterdir()):
+        if any(path.match(name) for name in CORES):
+            written = datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat()
+            if _fits(mark, written):
+                found.append(path)
     return tuple(found)
 
 

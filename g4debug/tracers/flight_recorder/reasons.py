@@ -10,6 +10,7 @@ import logging
 from dataclasses import dataclass
 from typing import Any
 
+from g4debug.fixes import parked_chunk
 from g4debug.fixes.base import state_of
 from g4debug.hooking.resolved import server_argument
 from g4debug.tracers.flight_recorder import admission, preallocation, shares
@@ -87,7 +88,7 @@ def _of(scheduler: Any, item: Work, items: list[Work], steps: bool) -> Reason:
         behind = 0 if mine is None else mine.behind + mine.lock_behind
         if item.place is Place.CHUNK and mine is not None and behind >= refused.lacks:
             like = PARKED
-            if mine.behind >= refused.lacks or _lock_can_shrink(scheduler.tree_cache):
+            if mine.behind >= refused.lacks or parked_chunk.lock_shrinks(scheduler.tree_cache):
                 fix = "parked-chunk"
         elif refused.by_lock:
             like, fix = OWN_PREFIX, _where_it_acts("idle-admission", scheduler)
@@ -121,11 +122,6 @@ def _where_it_acts(fix: str, scheduler: Any) -> str:
     delayed = getattr(scheduler, "prefill_delayer", None) is not None
     stands_aside = disaggregated or stages > 1 or delayed or frees_without_steps(scheduler)
     return "" if stands_aside else fix
-
-
-def _lock_can_shrink(tree: Any) -> bool:
-    """True for the prefix caches in which parked-chunk lets a lock hold no more than the window."""
-    return type(tree).__name__ == "SWARadixCache" or hasattr(tree, "checkpoint")
 
 
 def _others(scheduler: Any, items: list[Work]) -> bool:

@@ -67,8 +67,7 @@ class Shares:
         for share in self.requests[:SHOWN]:
             if not share.tokens:
                 continue
-            whose = "itself" if share.work.request is me else f"request {name(share.work.request)}"
-            text = f"{share.tokens} are held by {whose}"
+            text = f"{share.tokens} are held by {_whom(share, me)}"
             if share.work.request is not me:
                 text += f" ({share.work.place.value})"
             if share.behind:
@@ -84,10 +83,9 @@ class Shares:
             )
         for share in self.requests:
             if share.lock_behind:
-                whose = share.work.request
-                whom = "itself" if whose is me else f"request {name(whose)}"
                 yield (
-                    f"all of those by {whom}, {share.lock_behind} of them behind its sliding window"
+                    f"all of those by {_whom(share, me)}, {share.lock_behind} of them behind its "
+                    "sliding window"
                 )
         if self.locked:
             yield from self._locked()
@@ -122,6 +120,10 @@ class Shares:
                 "They may be lost for good: the tracer pool-leak tells that on an idle server."
             )
         return ""
+
+
+def _whom(share: Share, me: Any) -> str:
+    return "itself" if share.work.request is me else f"request {name(share.work.request)}"
 
 
 def _sessions(count: int) -> str:
