@@ -55,6 +55,14 @@ def test_no_two_test_files_share_a_name():
     assert not {name for name in names if names.count(name) > 1}
 
 
+def test_no_file_has_a_merge_that_was_never_ended():
+    marks = ("<" * 7, ">" * 7)
+    for path in tracked("*.py", "*.md", "*.toml", "*.yml", "*.txt", "*.j2", "Makefile"):
+        lines = path.read_text().splitlines()
+        found = [n for n, line in enumerate(lines, 1) if line.startswith(marks)]
+        assert not found, f"{path.name}: lines {found}"
+
+
 def test_no_file_names_a_registry_or_a_machine():
     """A clone works against whatever registry pip is configured for, on any machine."""
     places = re.compile(
