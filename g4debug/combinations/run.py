@@ -16,6 +16,7 @@ from g4debug.combinations.seen import (
     MHA,
     MLA,
     NO_DRAFT,
+    NO_KV,
     NO_WINDOW,
     ONE_PATH,
     ONE_POOL,
@@ -41,7 +42,8 @@ class Run:
     models: those that it was run with, in words. backends: each is what a server has, ``triton and
     trtllm_mha`` for one that prefills on triton. drafts: with one path, or ``NGRAM, a tree``. at:
     SGLang's release -> the places, as in ``targets.RUN``. by: the commands that run it, () if none
-    was written down. beside: what else there was, of ``beside.ASKED``.
+    was written down. beside: what else there was, of ``beside.ASKED``. draft_pool: the class of the
+    KV pool of those drafts that have one.
     """
 
     models: str
@@ -53,6 +55,7 @@ class Run:
     at: Mapping[str, tuple[str, ...]]
     by: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
+    draft_pool: str = _MHA
 
     @property
     def with_what(self) -> str:
@@ -83,6 +86,8 @@ class Run:
     def _drafts_as(self, it: Combination) -> bool:
         if it.draft in ("", NO_DRAFT):
             return not it.draft or it.draft in self.drafts
+        if it.draft_pool not in ("", NO_KV, self.draft_pool):
+            return False
         one, tree = it.draft in self.drafts, f"{it.draft}, {TREE}" in self.drafts
         return {ONE_PATH: one, TREE: tree}.get(it.paths, one or tree)
 

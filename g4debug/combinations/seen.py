@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from g4debug import speculation
 from g4debug.backends import phases
 from g4debug.combinations.beside import beside
 from g4debug.hooking.resolved import server_argument
@@ -21,6 +22,7 @@ NO_WINDOW, SWA_POOL, ONE_POOL = "no window", "windows in an SWA pool", "windows 
 CHUNKS = "chunked windows (irope)"
 NO_DRAFT, LAYERED = "no draft", "multi-layer EAGLE"
 ONE_PATH, TREE = "one path", "a tree"
+NO_KV = "no KV of its own"
 # The names of a layer's parameter with a number for each head that joins the softmax.
 _SINKS = ("sinks", "attention_sink_bias")
 
@@ -32,8 +34,9 @@ class Combination:
     architecture: SGLang's name of the model's class. attention: one of the kinds above; before the
     weights are there, how it begins. window: one of the kinds above. pool: the class of the KV
     pool, and of its parts. backends: the attention backends, that of the prefills first; () if they
-    are not known. draft: as SGLang calls the algorithm. paths: of a draft, one or a tree. beside:
-    what else there is, of :data:`g4debug.combinations.beside.ASKED`.
+    are not known. draft: as SGLang calls the algorithm. paths: of a draft, one or a tree.
+    draft_pool: the class of the draft's own KV pool, or that it has none. beside: what else there
+    is, of :data:`g4debug.combinations.beside.ASKED`.
     """
 
     architecture: str = ""
@@ -43,32 +46,35 @@ class Combination:
     backends: tuple[str, ...] = ()
     draft: str = ""
     paths: str = ""
+    draft_pool: str = ""
     beside: tuple[str, ...] = ()
 
     @property
     def unknown(self) -> tuple[str, ...]:
         """What is not known, and must be of a server that is complete."""
+        drafts = self.draft not in ("", NO_DRAFT)
         found: dict[str, object] = {
             "the kind of attention": self.attention,
             "the windows": self.window,
             "the KV pool": self.pool,
             "the attention backends": self.backends,
             "the draft": self.draft,
-            "whether the draft has one path": self.paths or self.draft in ("", NO_DRAFT),
+            "whether the draft has one path": self.paths or not drafts,
+            "the draft's KV pool": self.draft_pool or not drafts,
         }
         return tuple(what for what, known in found.items() if not known)
 
     def __str__(self) -> str:
-        """``LlamaForCausalLM (MHA, no window, MHATokenToKVPool) on triton, draft EAGLE (a tree)``.
-
-        What is beside it follows, as ``, with LoRA``.
+        """``LlamaForCausalLM (MHA, no window, MHATokenToKVPool) on triton, draft EAGLE (a tree,
+        MHATokenToKVPool)``. What is beside it follows, as ``, with LoRA``.
         """
         kind = ", ".join(x for x in (self.attention, self.window, self.pool) if x)
         text = self.architecture or "a model"
         text += f" ({kind})" if kind else ""
         text += f" on {' and '.join(self.backends)}" if self.backends else ""
         drafts = self.draft if self.draft in ("", NO_DRAFT) else f"draft {self.draft}"
-        drafts += f" ({self.paths})" if self.paths else ""
+        of_draft = (self.paths, "" if self.draft_pool == NO_KV else self.draft_pool)
+        drafts += f" ({', '.join(filter(None, of_draft))})" if any(of_draft) else ""
         text += f", {drafts}" if drafts else ""
         return text + (f", with {' and '.join(self.beside)}" if self.beside else "")
 
@@ -107,6 +113,7 @@ def running(scheduler: Any) -> Combination:
         backends=phases.named(scheduler),
         draft=_draft(scheduler),
         paths=_paths(scheduler),
+        draft_pool=_draft_pool(scheduler),
         beside=beside(args, pool),
     )
 
@@ -176,6 +183,18 @@ def _draft(scheduler: Any) -> str:
     if type(worker).__name__.startswith("MultiLayer"):
         return LAYERED
     return str(getattr(algorithm, "name", algorithm))
+
+
+def _draft_pool(scheduler: Any) -> str:
+    """The class of the pool that a draft writes, '' if that cannot be found.
+
+    Of a worker without an adapter nothing is asked: on that release its draft is not judged.
+    """
+    if _draft(scheduler) in ("", NO_DRAFT):
+        return ""
+    if not speculation.draft_writes_own_kv(scheduler):
+        return NO_KV
+    return _pool(speculation.draft_pool(scheduler))
 
 
 def _paths(scheduler: Any) -> str:

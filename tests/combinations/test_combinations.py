@@ -31,6 +31,10 @@ GEMMA = Combination(
     ("triton", "trtllm_mha"), "FROZEN_KV_MTP", seen.ONE_PATH,
 )  # fmt: skip
 
+EAGLE3 = Combination(
+    *(LLAMA.architecture, LLAMA.attention, LLAMA.window, LLAMA.pool),
+    ("triton",), "EAGLE3", seen.ONE_PATH,
+)  # fmt: skip
 BOTH, SPLIT = ("trtllm_mha", "triton"), "triton and trtllm_mha"
 PLAIN, CPU = (seen.NO_DRAFT,), {NEWEST: (targets.CPU,)}
 # The real table grows, and what is not in it today may have been run tomorrow.
@@ -85,6 +89,9 @@ def with_(it: Combination, **fields: object) -> Combination:
         (with_(GEMMA, beside=(beside.TENSOR,)), False, False),
         (with_(GEMMA, beside=(beside.TENSOR,), draft=seen.NO_DRAFT), True, False),
         (with_(GEMMA, beside=(beside.TENSOR, beside.FP8), draft=seen.NO_DRAFT), False, False),
+        (with_(EAGLE3, draft_pool=LLAMA.pool), True, False),
+        (with_(EAGLE3, draft_pool=GEMMA.pool), False, False),
+        (with_(GEMMA, draft_pool=seen.NO_KV), True, True),
         (with_(LLAMA, backends=("triton",), draft="STANDALONE"), False, False),
         (with_(LLAMA, window=seen.CHUNKS), False, False),
         (with_(LLAMA, attention=seen.LINEAR, pool="HybridLinearKVPool"), False, False),
@@ -202,6 +209,10 @@ def test_sglangs_own_layers_and_algorithms_are_read(sglang):
         holder = SimpleNamespace(spec_algorithm=SpeculativeAlgorithm.from_string(name))
         for width, paths in ((None, ""), (1, seen.ONE_PATH), (4, seen.TREE)):
             holder.server_args = SimpleNamespace(speculative_eagle_topk=width)
+            holder.draft_worker = SimpleNamespace(primary_draft_kv_pool=SimpleNamespace())
+            pool = {"EAGLE3": "SimpleNamespace", "NGRAM": seen.NO_KV}.get(draft, "")
+            known = speculation.of(holder) is not None
+            assert seen._draft_pool(holder) == (pool if known or not pool else seen.NO_KV)
             found = seen.running(holder)
             assert (found.draft, found.paths) == (draft, "" if name is None else paths)
 
@@ -294,7 +305,8 @@ WHOLE = with_(LLAMA, backends=("triton",), draft=seen.NO_DRAFT)
         ({"pool": ""}, "the KV pool"),
         ({"backends": ()}, "the attention backends"),
         ({"draft": ""}, "the draft"),
-        ({"draft": "EAGLE3"}, "whether the draft has one path"),
+        ({"draft": "EAGLE3", "draft_pool": LLAMA.pool}, "whether the draft has one path"),
+        ({"draft": "EAGLE3", "paths": seen.ONE_PATH}, "the draft's KV pool"),
     ],
 )
 def test_what_is_not_known_of_a_whole_server_is_refused(monkeypatch, table, lacks, what):
