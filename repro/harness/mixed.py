@@ -60,6 +60,12 @@ def requests(
     return found
 
 
+def sampled(number: int, output: int) -> dict[str, Any]:
+    """Sampling parameters of a request that samples, in one of three ways."""
+    ways: tuple[dict[str, Any], ...] = ({"top_p": 0.9}, {"top_k": 40}, {"min_p": 0.05})
+    return {**greedy(output), "temperature": 0.8, **ways[number % len(ways)]}
+
+
 def on_gpu(model: str = "", draft: str = "", **overrides: Any) -> dict[str, Any]:
     """The same on a GPU: E4B's geometry, split backends, CUDA graphs, the prefix cache on.
 
@@ -109,11 +115,13 @@ def run(
     last_words: str = "",
     tape: bool = False,
     longest: int = 0,
+    sampling: bool = False,
 ) -> Outcome:
     """``count`` requests, ``waves`` times, on an engine in a process of its own.
 
     overrides: arguments of the engine. short: thousands of short requests, see SHORT. longest:
     tokens of a prompt, in place of SHORT's. tape: leave the flight recorder's tape in ``folder``.
+    sampling: every second request samples its tokens.
     The result has the output of every request, and the checks of each scheduler's tracers.
     """
     arguments = {
@@ -122,6 +130,7 @@ def run(
         "overrides": dict(overrides),
         "shape": {**(SHORT[device] if short else {}), **({"longest": longest} if longest else {})},
         "tape": tape,
+        "sampling": sampling,
     }
     return run_child(
         name, "harness.mixed", arguments, environment, folder, timeout,
@@ -137,6 +146,7 @@ def main(
     overrides: Mapping[str, Any],
     shape: Mapping[str, Any],
     tape: bool,
+    sampling: bool = False,
 ) -> None:
     """The child. Between two waves the server is idle. shape: more arguments of `requests`."""
     arguments = engine if device == "cpu" else on_gpu
@@ -149,7 +159,10 @@ def main(
             outputs = server.generate(
                 input_ids=[list(r.prompt) for r in wanted],
                 rid=[r.rid for r in wanted],
-                sampling_params=[greedy(r.output) for r in wanted],
+                sampling_params=[
+                    sampled(n // 2, r.output) if sampling and n % 2 else greedy(r.output)
+                    for n, r in enumerate(wanted)
+                ],
             )
             for request, output in zip(wanted, outputs, strict=True):
                 meta = output["meta_info"]

@@ -54,7 +54,7 @@ def test_what_sglang_retracts_itself_counts(soak):
 def asked(soak, **given):
     usual = {
         "device": "cpu", "requests": 1, "backend": "", "v2": False, "model": "gemma-4", "draft": "",
-        "tp": 1, "tokens": 0, "together": 0, "longest": 0,
+        "tp": 1, "tokens": 0, "together": 0, "longest": 0, "sampled": False,
     }  # fmt: skip
     return soak.Namespace(**{**usual, **given})
 
@@ -89,3 +89,14 @@ def test_a_backend_is_that_of_prefill_and_decode(soak, monkeypatch, tmp_path):
     soak.run(False, args, tmp_path, soak.Console(quiet=True))
     engine = seen[0][5]
     assert engine["prefill_attention_backend"] == engine["decode_attention_backend"] == "triton"
+
+
+def test_every_second_request_samples_if_that_is_asked_for(soak, monkeypatch, tmp_path):
+    seen = []
+    monkeypatch.setattr(soak.mixed, "run", lambda *given, **more: seen.append(more["sampling"]))
+    for sampled in (False, True):
+        soak.run(False, asked(soak, sampled=sampled), tmp_path, soak.Console(quiet=True))
+    assert seen == [False, True]
+    ways = [soak.mixed.sampled(number, 7) for number in range(3)]
+    assert all(way["temperature"] > 0 and way["max_new_tokens"] == 7 for way in ways)
+    assert len({frozenset(way) for way in ways}) == 3
