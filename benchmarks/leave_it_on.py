@@ -138,7 +138,7 @@ def main() -> int:
     parser.add_argument(
         "--variants", type=tracers.variant_names, default=VARIED, help=f"({','.join(VARIED)})"
     )
-    parser.add_argument("--model", choices=models.GEOMETRIES, default="E4B-32k", help="on a GPU")
+    parser.add_argument("--model", choices=models.NAMES, default="E4B-32k", help="on a GPU")
     parser.add_argument("--quick", action="store_true", help="few requests, to try the script")
     parser.add_argument("--judge", type=Path, metavar="FOLDER", help="measure nothing")
     parser.add_argument("--csv", type=Path, help="with --judge: where the verdicts go")

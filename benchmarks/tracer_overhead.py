@@ -366,7 +366,7 @@ def main() -> int:
     armed = [n for n in COMPARED if n.startswith(can) or n.endswith("-alone")]
     parser.add_argument("--switch", choices=armed, metavar="VARIANT", help=", ".join(armed))
     parser.add_argument(
-        "--model", choices=models.GEOMETRIES, default="E4B", help="on a GPU (default: E4B)"
+        "--model", choices=models.NAMES, default="E4B", help="on a GPU (default: E4B)"
     )
     parser.add_argument("--tp", type=int, default=1, metavar="RANKS", help="default: 1")
     parser.add_argument("--quick", action="store_true", help="few requests, to try the script")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.workload import in_memory
+from workloads import shapes
 from workloads.e4b_trtllm_mtp import cpu, cuda
 
 from g4debug.cpu.geometry import E4B_256
@@ -27,13 +28,26 @@ SHALLOW = replace(E4B_256, pattern="ssfsssf", kv_shared=4, vocab=32_768)
 SHORT = replace(E4B_256, vocab=32_768)
 FOR_64 = {"cuda_graph_bs": [1, 8, 64], "cuda_graph_max_bs": 64, "max_running_requests": 64}
 GEOMETRIES = {"E4B": E4B_256, "E4B-32k": SHORT, "shallow": SHALLOW}
+NAMES = (*GEOMETRIES, *shapes.SHAPES)
+
+
+def vocabulary(name: str) -> int:
+    """How many tokens a model of NAMES has."""
+    if name in GEOMETRIES:
+        return GEOMETRIES[name].vocab
+    return int(shapes.SHAPES[name]["vocab_size"])
 
 
 def arguments(name: str, device: str, **overrides: Any) -> dict[str, Any]:
     """The arguments of sgl.Engine: the demo's, with the prefix cache on.
 
-    The weights are written if they are not there.
+    The weights are written if they are not there. The shapes of other models (workloads/shapes.py)
+    have weights that SGLang draws, no draft, and SGLang's own choice of an attention backend.
     """
+    if name in shapes.SHAPES:
+        made = shapes.engine(name, **overrides)
+        made.pop("decode_log_interval")
+        return {**made, "log_level": "warning"}
     command = [sys.executable, "-m", "measuring.models", name, device]
     done = subprocess.run(command, cwd=BENCHMARKS, stdout=subprocess.PIPE, text=True, check=True)
     target, draft = map(Path, json.loads(done.stdout.splitlines()[-1]))

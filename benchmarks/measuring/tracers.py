@@ -113,7 +113,7 @@ def under_load(names: Iterable[str], shared: Mapping[str, Any]) -> dict[str, Var
 def loaded(args: argparse.Namespace, quick: bool) -> Load:
     """The load that a command line asks for."""
     small = args.device == "cuda" and args.model != "E4B"
-    vocab = models.GEOMETRIES[args.model].vocab if small else 0
+    vocab = models.vocabulary(args.model) if small else 0
     return replace(LOADS[args.device, quick], contexts=args.contexts, vocab=vocab)
 
 

@@ -73,6 +73,15 @@ def each(devices: Mapping[str, Make], **arguments: Any) -> dict[str, Make]:
     return {device: of(make) for device, make in devices.items()}
 
 
+def undrafted(devices: Mapping[str, Make]) -> dict[str, Make]:
+    """The workloads of ``devices`` without their draft."""
+
+    def of(make: Make) -> Make:
+        return lambda requests: make(requests).without_mtp()
+
+    return {device: of(make) for device, make in devices.items()}
+
+
 def without_mtp() -> dict[str, None]:
     """Arguments of ``sgl.Engine`` that take MTP out of a workload."""
     from g4debug.cpu.server import MTP

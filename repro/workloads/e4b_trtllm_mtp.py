@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness.workload import GPU_ENGINE, Workload, each, in_memory
+from harness.workload import GPU_ENGINE, Workload, each, in_memory, undrafted
 
 
 def cpu(requests: int | None) -> Workload:
@@ -77,6 +77,8 @@ ON_A_GPU = {"cuda": cuda}
 ONE_BACKEND = each(ON_A_GPU, prefill_attention_backend="trtllm_mha")
 # With everything on triton, SGLang's default for Gemma-4 on most chips.
 TRITON = each(ON_A_GPU, decode_attention_backend="triton")
+NO_MTP, TRITON_NO_MTP = undrafted(ON_A_GPU), undrafted(TRITON)
+ONE_BACKEND_NO_MTP = undrafted(ONE_BACKEND)
 EAGER = each(ON_A_GPU, disable_cuda_graph=True)
 # With pools as large as a server takes them that has the GPU for itself.
 FULL = each(ON_A_GPU, max_total_tokens=None, mem_fraction_static=0.9)

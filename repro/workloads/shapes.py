@@ -118,7 +118,6 @@ def engine(model: str, draft: str = "", **overrides: Any) -> dict[str, Any]:
         "load_format": "dummy",
         **GPU_ENGINE,
         "cuda_graph_max_bs": int(overrides.get("max_running_requests", 12)),
-        "disable_piecewise_cuda_graph": True,
         "mem_fraction_static": 0.75,
         "chunked_prefill_size": 1024,
         "context_length": 8192,
@@ -152,3 +151,9 @@ LLAMA_FLASHINFER = served("llama", attention_backend="flashinfer")
 EAGLE, EAGLE_TRITON = served("llama", "eagle"), served("llama", "eagle", **TRITON)
 GPT_OSS, GPT_OSS_TRITON = served("gpt-oss"), served("gpt-oss", **TRITON)
 QWEN3 = served("qwen3")
+# Graphs of prefills are captured with chunks that are longer than any prompt may be, by dummy
+# requests of which there is none; and no thread overlaps, so that no copy tells what was launched.
+SHORT_CONTEXT = served(
+    "llama", disable_overlap_schedule=True, context_length=1088, chunked_prefill_size=4096
+)
+EAGLE_TREE = served("llama", "eagle", speculative_eagle_topk=4, speculative_num_draft_tokens=8)
