@@ -36,6 +36,7 @@ from g4debug.cpu import (
     token_attention,
     tree_mask,
     verify_greedy,
+    verify_sampling,
 )
 from g4debug.cpu.error import CpuEngineError
 from g4debug.hooking import targets
@@ -284,6 +285,14 @@ TABLE: Final[tuple[StandIn, ...]] = (
             ".speculative.eagle_info:verify_tree_greedy_func": "<0.5.14",
             ".speculative.eagle_info_v2:verify_tree_greedy_func": "<0.5.13",
         },
+    ),
+    *(
+        StandIn(SGL_KERNEL, name, kernel, "these verify on a CPU by it", ">=0.5.14,<0.5.18")
+        for name, kernel in (
+            ("top_k_renorm_prob", verify_sampling.top_k_renorm_prob),
+            ("top_p_renorm_prob", verify_sampling.top_p_renorm_prob),
+            ("tree_speculative_sampling_target_only", verify_sampling.sample_tree),
+        )
     ),
     *_at(
         cache_locs.extend,
