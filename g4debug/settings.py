@@ -273,7 +273,7 @@ class Settings:
 
     @property
     def watch(self) -> bool:
-        """True for ``SGLANG_TRTLLM_MHA_DEBUG=watch``: each tracer does only what costs nothing."""
+        """True for ``SGLANG_TRTLLM_MHA_DEBUG=watch``: each tracer does only what costs little."""
         return self.debug == WATCH
 
     @property

@@ -103,7 +103,7 @@ def _soak(*arguments: str) -> tuple[str, ...]:
 
 _SUITE = dict.fromkeys(("0.5.12.post1", "0.5.15.post1", "0.5.23"), (CPU,))  # on it tests pass
 _OLD, _NEW = {"0.5.12.post1": (CPU,)}, {"0.5.23": (CPU,)}
-_ON_H100, _ON_H200 = {"0.5.23": (H100,)}, {"0.5.23": (H200,)}
+_ON_H100, _ON_H200, _ON_BOTH = ({"0.5.23": on} for on in ((H100,), (H200,), (H100, H200)))
 _SPLIT_AT = dict.fromkeys(("0.5.12.post1", "0.5.15.post1"), (CPU, H200))
 _HEALTHY = ("make healthy",)
 _TOYS = ("pytest --long tests/cpu/test_toys_engine.py",)
@@ -119,6 +119,8 @@ RUNS: tuple[Run, ...] = (
     Run("Gemma-4", MHA, SWA_POOL, _SWA, ("triton",), _MTP,
         {**_SUITE, "0.5.12.post1": (CPU, H200), "0.5.23": (CPU, H200)},
         (*_BACKENDS, *_soak("--backend triton"))),
+    Run("Gemma-4", MHA, SWA_POOL, _SWA, ("triton",), ("FROZEN_KV_MTP",),
+        {"0.5.15.post1": (H200,)}, _soak("--backend triton")),
     Run("Gemma-4", MHA, SWA_POOL, _SWA, (_SPLIT,), _MTP,
         {**_SPLIT_AT, "0.5.23": (CPU, H100, H200)}, (*_BACKENDS, *_soak())),
     Run("Gemma-4", MHA, SWA_POOL, _SWA, ("trtllm_mha",), _MTP, _SUITE, _TWO_RANKS, (TENSOR,)),
@@ -136,12 +138,18 @@ RUNS: tuple[Run, ...] = (
     Run("Llama", MHA, NO_WINDOW, _MHA, ("fa3",), ("EAGLE",), _NEW, _DRAFTS),
     Run("Llama", MHA, NO_WINDOW, _MHA, ("triton",), (NO_DRAFT, "EAGLE"),
         {"0.5.12.post1": (H100,)}),
-    Run("Llama", MHA, NO_WINDOW, _MHA, ("fa3",), _PLAIN, _ON_H100, _soak("--model llama")),
-    Run("Qwen3", MHA, NO_WINDOW, _MHA, ("fa3",), _PLAIN, _ON_H100, _soak("--model qwen3")),
-    Run("Llama", MHA, NO_WINDOW, _MHA, ("fa3",), ("EAGLE",), _ON_H100,
+    Run("Llama", MHA, NO_WINDOW, _MHA, ("fa3",), _PLAIN, _ON_BOTH, _soak("--model llama")),
+    Run("Llama", MHA, NO_WINDOW, _MHA, ("fa3",), _PLAIN, _ON_H200,
+        _soak("--model llama --tp 2 --requests 600"), (TENSOR,)),
+    Run("Qwen3", MHA, NO_WINDOW, _MHA, ("fa3",), _PLAIN, _ON_BOTH, _soak("--model qwen3")),
+    Run("Llama", MHA, NO_WINDOW, _MHA, ("fa3",), ("EAGLE",), _ON_BOTH,
         _soak("--model llama --draft eagle")),
-    Run("Llama", MHA, NO_WINDOW, _MHA, ("triton",), _PLAIN, _ON_H100,
-        _soak("--model llama --backend triton")),
+    Run("Llama", MHA, NO_WINDOW, _MHA, ("fa3",), ("EAGLE3",), _ON_H200,
+        _soak("--model llama --draft eagle3 --requests 1000")),
+    Run("Llama", MHA, NO_WINDOW, _MHA, ("fa3",), (f"NGRAM, {TREE}",), _ON_H200,
+        _soak("--model llama --draft ngram --requests 1000")),
+    Run("Llama", MHA, NO_WINDOW, _MHA, ("triton",), _PLAIN,
+        {"0.5.15.post1": (H200,), "0.5.23": (H100,)}, _soak("--model llama --backend triton")),
     Run("Llama", MHA, NO_WINDOW, _MHA, ("triton",), ("EAGLE",), _ON_H200,
         _soak("--model llama --draft eagle --backend triton")),
     Run("Llama", MHA, NO_WINDOW, _MHA, ("flashinfer",), _PLAIN, _ON_H100,

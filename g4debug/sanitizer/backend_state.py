@@ -17,15 +17,11 @@ if TYPE_CHECKING:
     from g4debug.ledger.ledger import Ledger
 
 
-ON_GPU = "of a draft that has KV of its own this was never judged on a GPU"
-
-
 class Partial(NamedTuple):
-    """What is not judged, why, and whether it is so on every server of this kind."""
+    """What is not judged, and why."""
 
     what: str
     why: str
-    documented: bool
 
 
 class BackendState:
@@ -71,7 +67,6 @@ class BackendState:
             self.partial = Partial(
                 f"no page of the draft is told to be free or another request's{ranges}",
                 why,
-                why == ON_GPU,
             )
 
     def judges(self, backend: Any) -> bool:
@@ -112,6 +107,4 @@ def _without_shadow(model_runner: Any) -> str:
         )
     if not draft_writes_own_kv(model_runner):
         return "this kind of draft was never run with it"
-    if str(getattr(model_runner, "device", "")).startswith("cuda"):
-        return ON_GPU
     return ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from g4debug.hooking.targets import CPU, H100
+from g4debug.hooking.targets import CPU, H100, H200
 from g4debug.speculation.base import Adapter
 
 NAME = "EAGLE"
@@ -41,7 +41,7 @@ ADAPTER = Adapter(
         "draft_extend": ("eagle.draft_extend",),
     },
     ends={"scheduler.run_batch": lambda scheduler: True},
-    run={"0.5.23": (CPU, H100)},
+    run={"0.5.23": (CPU, H100, H200)},
     releases=">=0.5.23",
     seeds=False,
     replayed=True,

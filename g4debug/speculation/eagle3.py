@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from g4debug.hooking.targets import CPU, H200
 from g4debug.speculation import eagle
 
 NAME = "EAGLE3"
@@ -12,4 +13,5 @@ ADAPTER = replace(
     eagle.ADAPTER,
     name=NAME,
     runs=lambda algorithm: eagle.named(algorithm, NAME),
+    run={"0.5.23": (CPU, H200)},
 )

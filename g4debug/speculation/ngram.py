@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from g4debug.hooking.targets import CPU
+from g4debug.hooking.targets import CPU, H200
 from g4debug.speculation.base import Adapter
 
 NAME = "NGRAM"
@@ -32,7 +32,7 @@ ADAPTER = Adapter(
     overlap=True,
     sites={"forward": ("ngram.forward",), "draft": ("ngram.draft",)},
     ends={"scheduler.run_batch": lambda scheduler: True},
-    run={"0.5.23": (CPU,)},
+    run={"0.5.23": (CPU, H200)},
     releases=">=0.5.23",
     hidden=False,
     seeds=False,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from g4debug.hooking.targets import CPU
 from g4debug.speculation import eagle
 
 NAME = "STANDALONE"
@@ -16,4 +17,5 @@ ADAPTER = replace(
     name=NAME,
     runs=lambda algorithm: eagle.named(algorithm, NAME),
     hidden=False,
+    run={"0.5.23": (CPU,)},
 )

@@ -38,6 +38,10 @@ CASES = {
     "gpt-oss on triton: list": ("GPT_OSS_TRITON", "token-oob=1*on@mode=replay", ("page-table",)),
     "EAGLE on triton: list": ("EAGLE_TRITON", "token-oob=1*on@mode=replay", ("page-table",)),
     "EAGLE: lengths": ("EAGLE", "seq-len-off-by-one=1*plus", ("spec-lifecycle",)),
+    "EAGLE: another's page": ("EAGLE", "row-foreign-page=1*on", ("page-table",)),
+    "EAGLE on triton: another's page": (
+        "EAGLE_TRITON", "row-foreign-page=1*on", ("page-table",),
+    ),
     # All requests end in one step: what strikes a free then is seen when nobody asks any more.
     "EAGLE: allocator": ("EAGLE", "alloc-double=1*on", ("kv-allocator",)),
 }  # fmt: skip

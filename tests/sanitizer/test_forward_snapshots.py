@@ -20,7 +20,6 @@ from g4debug import plugin
 from g4debug.dumps import reading
 from g4debug.hooking import targets
 from g4debug.hooking.table_barrier import wait_for_tables
-from g4debug.sanitizer import backend_state
 from g4debug.sanitizer.forward_snapshots import IN_FLIGHT, ForwardSnapshots
 from g4debug.tracers.page_table.tracer import PageTableTracer
 from g4debug.trapping.trap import TrapError
@@ -331,8 +330,7 @@ def test_the_tables_of_a_draft(ahead, monkeypatch, algorithm):
     assert judged == {"full": (True, whole), "swa": (whole, whole)}
     assert (state.partial is None) is whole
     if not whole:
-        what, why, documented = state.partial
-        assert not documented
+        what, why = state.partial
         assert what == (
             "no page of the draft is told to be free or another request's, "
             "and in its sliding layers only ranges"
@@ -346,14 +344,6 @@ def test_a_draft_may_write_into_pages_that_a_release_restores(ahead, monkeypatch
     state, judged = tables_of_a_draft(ahead(), monkeypatch, "EAGLE")
     assert judged == {"full": (True, False), "swa": (False, False)}
     assert "restore_state" in state.partial.why
-
-
-def test_on_a_gpu_a_draft_with_kv_of_its_own_has_no_shadow(monkeypatch):
-    """No server was run so there."""
-    monkeypatch.setattr(targets, "restores_pages", lambda: False)
-    monkeypatch.setattr(backend_state, "draft_writes_own_kv", lambda runner: True)
-    on = {d: backend_state._without_shadow(SimpleNamespace(device=d)) for d in ("cpu", "cuda")}
-    assert on == {"cpu": "", "cuda": backend_state.ON_GPU}
 
 
 def tables_of_a_draft(it, monkeypatch, algorithm):

@@ -155,7 +155,7 @@ class PageTableTracer(DeviceCheck[CheckedTable, Cell]):
             self.context.limit("ranges only", why)
         part = self.backends.partial
         if part is not None:
-            self.context.limit(part.what, part.why, documented=part.documented)
+            self.context.limit(part.what, part.why)
         if scheduler is not None:
             found = running(scheduler)
             if found.attention == ENCODER and found.draft != NO_DRAFT:

@@ -60,8 +60,8 @@ from g4debug.tracers.spec_lifecycle.token_commit import Committing
 # Values that were read on GPUs, too, in all releases in which this tracer was run there.
 RUN_ON_GPU = (h.INDICES, h.LENS, h.BONUS, h.NEW_LENS)
 ON_GPU = (
-    "on a GPU the rest was run with greedy requests only, and never with a temperature or a "
-    "grammar, so a finding could be false; G4DEBUG_MODE=log reports only, and "
+    "on a GPU the rest was never run with a grammar, and before 0.5.23 never with a temperature, "
+    "so a finding could be false; G4DEBUG_MODE=log reports only, and "
     "G4DEBUG_NOT_RUN_ON_THIS_RELEASE=1 takes that risk"
 )
 # Without these less is judged.
@@ -812,7 +812,7 @@ def not_run(adapter: speculation.Adapter, on_cpu: bool) -> str:
 def follows_values(settings: Any) -> bool:
     """True if the values that a step hands on are compared.
 
-    On a GPU this was run with greedy requests only. What a verify that samples hands on comes from
+    On a GPU this was never run with a grammar. What a verify that samples hands on comes from
     other kernels there than on the CPU engine, and if g4debug has a wrong idea of it, a finding is
     false. So on a GPU values are compared only in mode ``log``, which only reports them, or if
     G4DEBUG_NOT_RUN_ON_THIS_RELEASE asks for it.
