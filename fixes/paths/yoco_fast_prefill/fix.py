@@ -230,10 +230,8 @@ FIX = Fix(
     title="prefill computes the KV-shared layers only for the rows that are read",
     seed="PR #14",
     upstream="none up to 0.5.23; vLLM #22628 and #38879",
-    needs=">=0.5.12,<0.5.13 or >=0.5.15,<0.5.16 or >=0.5.23",
-    elsewhere={
-        ">=0.5.13": "it was never run there",
-    },
+    needs="==0.5.12.post1 or ==0.5.15.post1 or ==0.5.23",
+    elsewhere={">=0.5.12": "it was never run there"},
     still_broken=still_broken,
     hooks=(
         after("forward_batch.init_new", yoco_plan.after_init_new),
