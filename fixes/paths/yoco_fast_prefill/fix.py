@@ -198,12 +198,14 @@ def batch_limit(forward_batch: Any) -> str:
     args = base.arguments()
     if args.pp_size > 1:
         return "pipeline parallelism"
+    if why := base.numbers_limit(args):
+        return why
     if args.enable_return_routed_experts:
         return "--enable-return-routed-experts reads every row"
     if in_prefill_graph():
         return "inside of a CUDA graph of a prefill"
-    why: str = unsupported(prefill_backend(forward_batch))
-    return why
+    limit: str = unsupported(prefill_backend(forward_batch))
+    return limit
 
 
 def eager_rows() -> int:

@@ -283,7 +283,12 @@ def test_what_makes_a_batch_ineligible(model, rows, field, value, reason):
 
 @pytest.mark.parametrize(
     ("argument", "value", "reason"),
-    [("pp_size", 2, "pipeline"), ("enable_return_routed_experts", True, "routed-experts")],
+    [
+        ("pp_size", 2, "pipeline"),
+        ("enable_return_routed_experts", True, "routed-experts"),
+        ("enable_deterministic_inference", True, "forbids that sums depend on the batch size"),
+        ("rl_on_policy_target", "fsdp", "exactly SGLang's own numbers"),
+    ],
 )
 def test_what_makes_a_server_ineligible(model, rows, monkeypatch, argument, value, reason):
     forward_batch = model.forward_batch(model.batch([model.request(tokens(40))]))
