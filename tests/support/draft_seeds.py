@@ -42,6 +42,8 @@ def register() -> None:
             worker = importlib.import_module(f"sglang.srt.speculative.{name}")
         except ImportError:
             continue
+        if not hasattr(worker, "select_last_extend_hidden"):
+            continue  # it has another worker's
         if os.environ.get("DRAFT_GETS") == "zeros":
             real = worker.select_last_extend_hidden
             worker.select_last_extend_hidden = lambda *a, real=real, **k: real(*a, **k) * 0
