@@ -244,7 +244,7 @@ FIX = Fix(
         around("runner.prefill_graph_can_run", around_can_run, optional=True),
     ),
     purpose="performance",
-    switch="SGLANG_GEMMA4_YOCO",
+    switch=giving_up.SWITCH,
     eligible="in models with KV-shared layers (E2B, E4B), with prefill on "
     f"{names(a for a in adapters() if a.views is not None)} and one pipeline stage, outside of "
     "CUDA graphs of a prefill",
