@@ -47,8 +47,8 @@ def _give_up(error: Exception) -> None:
         raise kind(
             f"g4debug: {ID}: rank {group.rank_in_group} of {group.world_size} could not prepare a "
             "prefill, whose rows the other ranks have cut, so that it cannot go on with all rows. "
-            f"Set {fix_switch(ID)}=0 (without {SWITCH}=1), or lower --mem-fraction-static if memory "
-            "ran out. "
+            f"Set {fix_switch(ID)}=0 (without {SWITCH}=1), or lower --mem-fraction-static if "
+            "memory ran out. "
             f"({type(error).__name__}: {error})"
         ) from error
     off = True
