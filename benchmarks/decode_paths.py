@@ -5,13 +5,15 @@
 Two servers run on one GPU with the same arguments and the same seeded weights, with CUDA graphs and
 without speculative decoding. They take turns in changing order. There are 500 tokens in and 200
 out, in batches of 1, 8 and 64; the time for one token is subtracted from that for 200. "off" sets
-the switch of each path to 0. Fixes are on in both. head_dim of the full layers is 256 instead of
-the models' 512, because sm90's decode kernel takes only that.
+the switch of each path to 0. Fixes are on in both. If no path is active in the decode of "on",
+there is nothing to compare, and it ends with an error: so it is for 26B-A4B on 0.5.23. head_dim of
+the full layers is 256 instead of the models' 512, because sm90's decode kernel takes only that.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import statistics
 import tempfile
 from pathlib import Path
@@ -58,6 +60,21 @@ def paths() -> list[str]:
     return [n for n, path in found.items() if path.eligible and path.is_for_this_release]
 
 
+def active(log: str) -> list[str]:
+    """The paths that a server's log says are active in the layers of a decode.
+
+    Raises SystemExit if there are none: then the server is the same as the one without paths.
+    """
+    found = sorted(set(re.findall(r"g4debug: ([a-z0-9-]+): active\b", log)))
+    if not found:
+        said = [line[-200:] for line in log.splitlines() if ": not used: " in line]
+        raise SystemExit(
+            "no performance path is active in the decode of the server with paths, so it is the "
+            "same as the one without. " + ("Its log says:\n" + "\n".join(said) if said else "")
+        )
+    return found
+
+
 def engine(model: Path, overrides: dict[str, Any]) -> dict[str, Any]:
     from harness.workload import without_mtp
 
@@ -77,7 +94,7 @@ def engine(model: Path, overrides: dict[str, Any]) -> dict[str, Any]:
 
 
 def measure(name: str, rounds: int, overrides: dict[str, Any], folder: Path) -> Any:
-    """The rows of the CSV, the device's name, and the log lines of the server with paths."""
+    """The rows of the CSV, the device's name, and the paths that are active on the one server."""
     from g4debug.settings import fix_switch
 
     model = folder / name
@@ -93,14 +110,14 @@ def measure(name: str, rounds: int, overrides: dict[str, Any], folder: Path) -> 
         for batch in BATCHES:
             for server in servers.values():  # warm: JIT, graphs of this batch size
                 server.ask(batch, 40)
+            log = Path(servers["on"].log.name).read_text(errors="replace")
+            names = active(log)
             for number, order in in_turns(servers, rounds):
                 for key in order:
                     ms, _ = servers[key].ms_per_token(batch, TOKENS)
                     at = {"model": name, "round": number, "batch": batch, "paths": key}
                     rows.append(at | {"ms_per_token": round(ms, 4)})
-        log = Path(servers["on"].log.name).read_text(errors="replace")
-        said = [line for line in log.splitlines() if "g4debug: " in line and "(first" in line]
-        return rows, hello["on"]["device"], said
+        return rows, hello["on"]["device"], names
 
 
 def summarise(rows: list[dict[str, Any]]) -> None:
@@ -126,11 +143,10 @@ def main() -> None:
     if not torch.cuda.is_available():
         raise SystemExit("this measures a server's decode and needs a CUDA device")
     with tempfile.TemporaryDirectory(prefix="g4debug-decode-") as folder:
-        rows, device, said = measure(args.model, args.rounds, args.engine, Path(folder))
+        rows, device, names = measure(args.model, args.rounds, args.engine, Path(folder))
     stem = f"decode_paths_{args.model}"
-    results.write(stem, rows, device, args.out, paths=paths(), engine=args.engine)
-    for line in said:
-        print(line[-120:])
+    results.write(stem, rows, device, args.out, paths=paths(), active=names, engine=args.engine)
+    print(f"active in decode: {', '.join(names)}")
     summarise(rows)
 
 

@@ -118,7 +118,7 @@ def measure(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
                 raise SystemExit(f"{name}: overlap scheduling is {is_on}:\n{server.tail()}")
             print(f"{name}: up", flush=True)
         device = hello["device"]
-        out = args.out or results.FOLDER / f"frozen_kv_mtp_v2_{device.split()[-1]}.csv"
+        out = args.out or results.default("frozen_kv_mtp_v2", device)
         growing = results.Growing(out, accept=args.accept or "")
         try:
             for number in range(args.rounds + 1):

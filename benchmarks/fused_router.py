@@ -1,10 +1,12 @@
-"""Compares fused-router with SGLang's torch code, that code compiled, and 0.5.13.post1's kernel.
+"""Compares fused-router with SGLang's own router, torch code, and that code compiled.
 
     python benchmarks/fused_router.py [--sglang13 FOLDER] [--rows 1,64] [--tune] [--out FILE.csv]
 
-The router has 26B-A4B's shape: 128 experts, top 8, bfloat16 logits, bfloat16 scales. The torch code
-is the routing function in the source of the installed SGLang. FOLDER is an unpacked wheel of SGLang
-0.5.13.post1, or its .whl, for its kernel. Without it that column is left out.
+The router has 26B-A4B's shape: 128 experts, top 8, bfloat16 logits, bfloat16 scales. SGLang's own
+router is the routing function of the installed release: torch code on 0.5.12.post1 ("torch"), and
+from 0.5.13 on a kernel ("sglang"), beside which "torch" are the same operations. On 0.5.12.post1
+FOLDER is an unpacked wheel of SGLang 0.5.13.post1, or its .whl, for its kernel. Without it that
+column is left out.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measuring import kernels
+from measuring import kernels, opponents
 
 from g4debug.fixes.paths.kernels import fused_router as ours
 
@@ -31,14 +33,30 @@ MODULE = "sglang/srt/layers/gemma4_fused_ops.py"
 Route = Callable[[torch.Tensor, torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]]
 
 
-def torch_path(scale: torch.Tensor) -> Route:
-    """``routing_function`` of Gemma4MoE in the installed SGLang, as a closure over ``scale``."""
+def operations(
+    logits: torch.Tensor, scale: torch.Tensor, top_k: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The choice of experts in torch, for the releases that have a kernel for it."""
+    top, ids = torch.topk(logits, top_k, dim=-1)
+    return top.float().softmax(-1) * scale[ids].float(), ids.to(torch.int32)
+
+
+def installed(scale: torch.Tensor) -> dict[str, Route]:
+    """SGLang's own router, as the installed release has it, and torch code."""
     from g4debug.fixes.source import source
 
-    text = textwrap.dedent(source("sglang.srt.models.gemma4_causal.Gemma4MoE.__init__"))
+    text = source("sglang.srt.models.gemma4_causal.Gemma4MoE.__init__")
+    if "gemma4_fused_routing(" not in text:
+        return {"torch": torch_path(textwrap.dedent(text), scale)}
+    mine = opponents.found(f"{opponents.LAYER}.gemma4_fused_routing")
+    return {"torch": operations} | ({} if mine is None else {"sglang": mine[0]})
+
+
+def torch_path(text: str, scale: torch.Tensor) -> Route:
+    """``routing_function`` in the source of Gemma4MoE, as a closure over ``scale``."""
     found = [n for n in ast.walk(ast.parse(text)) if getattr(n, "name", "") == "routing_function"]
-    if not found or "fused_routing(" in text:
-        raise SystemExit("the installed SGLang has no torch routing path; expected 0.5.12.post1")
+    if not found:
+        raise SystemExit("the installed SGLang has no routing path that is known here")
     code = compile(ast.Module(body=[found[0]], type_ignores=[]), "routing_function", "exec")
 
     names: dict[str, Any] = {"torch": torch, "per_expert_scale": scale}
@@ -96,8 +114,8 @@ def main() -> None:
     args = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     scale = torch.rand(EXPERTS, generator=torch.Generator().manual_seed(1)).to(device).bfloat16()
-    sglang = torch_path(scale)
-    routes: dict[str, Route] = {"torch": sglang}
+    routes = installed(scale)
+    own = "sglang" if routes["torch"] is operations else "torch"
     if (newer := sglang13(args.sglang13)) is not None:
         routes["sglang 0.5.13"] = newer
     torch._dynamo.config.recompile_limit = 64
@@ -110,7 +128,7 @@ def main() -> None:
             kernels.Stage(
                 {"rows": rows, "experts": EXPERTS, "top_k": TOP_K, "dtype": "bfloat16"},
                 routes
-                | ({"compiled": kernels.compiled(sglang)} if compiled else {})
+                | ({"compiled": kernels.compiled(routes["torch"])} if compiled else {})
                 | {"ours": ours.fused_router},
                 [(x, scale, TOP_K) for x in logits],
                 moved,
@@ -122,7 +140,7 @@ def main() -> None:
 
     kernels.compare(
         args, "fused_router", ["rows"], [""], ROWS, TUNE_ROWS, build,
-        lambda stages: check(stages[0].variants, scale),
+        lambda stages: check(stages[0].variants, scale), (own,),
     )  # fmt: skip
 
 

@@ -7,8 +7,9 @@ slice of the inputs of all 35, 42 or 30 layers.
 
 The part kernels is the pointwise work alone, on given results of the GEMMs. The part tail is all of
 it with both GEMMs (torch.nn.functional.linear), as the layer runs it; torch.compile may then fuse
-into a GEMM. "sglang" are the operations of 0.5.12.post1's layer. "sglang fused" uses SGLang's own
-fused kernels where they fit.
+into a GEMM. "sglang" are the operations of 0.5.12.post1's layer, with the norm kernel of the
+installed release. "sglang fused" uses that release's fused kernels where they fit. If they
+are missing on a GPU, it ends with an error.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from measuring import kernels
+from measuring import kernels, opponents
 from torch.nn.functional import gelu, linear
 
 from g4debug.fixes.paths.kernels import gelu_mul as gelu_mul_kernel
@@ -72,15 +73,14 @@ def stages(theirs: dict[str, Any]) -> dict[str, tuple[Any, Any, Any]]:
 
 
 def sglang_kernels() -> dict[str, Any]:
-    """SGLang's own kernels. If it is not installed, there are none, and that is printed."""
-    try:
-        from sgl_kernel import rmsnorm
-        from sglang.srt.layers.gemma4_fused_ops import gemma_rmsnorm_residual_scalar
-    except ImportError as e:
-        print(f"SGLang's kernels: left out; {e}")
+    """SGLang's own kernels. If one is missing, there are none, and that is printed."""
+    mine = opponents.found(
+        f"{opponents.NORMS}.rmsnorm", f"{opponents.LAYER}.gemma_rmsnorm_residual_scalar"
+    )
+    if mine is None:
         return {}
     one = torch.ones(1, device="cuda", dtype=torch.bfloat16)
-    return {"rmsnorm": rmsnorm, "fused": gemma_rmsnorm_residual_scalar, "one": one}
+    return {"rmsnorm": mine[0], "fused": mine[1], "one": one}
 
 
 def whole(fs: Any) -> Callable[..., Any]:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from measuring import kernels
+from measuring import kernels, opponents
 
 from g4debug.fixes.paths.kernels import triple_rmsnorm as ours
 
@@ -34,13 +34,15 @@ def eager(x: Any, r: Any, wx: Any, wd: Any, wr: Any, we: Any, one: Any) -> Any:
 
 
 def sglang_variants() -> dict[str, Any]:
-    """SGLang's own kernels. If it is not installed, there are none, and that is printed."""
-    try:
-        from sgl_kernel import fused_add_rmsnorm, rmsnorm
-        from sglang.srt.layers.gemma4_fused_ops import gemma_rmsnorm_residual_scalar
-    except ImportError as e:
-        print(f"SGLang's kernels: left out; {e}")
+    """SGLang's own kernels. If one is missing, there are none, and that is printed."""
+    mine = opponents.found(
+        f"{opponents.NORMS}.fused_add_rmsnorm",
+        f"{opponents.NORMS}.rmsnorm",
+        f"{opponents.LAYER}.gemma_rmsnorm_residual_scalar",
+    )
+    if mine is None:
         return {}
+    fused_add_rmsnorm, rmsnorm, gemma_rmsnorm_residual_scalar = mine
     scalar = torch.ones(1, device="cuda", dtype=torch.bfloat16)
 
     def layer(x: Any, r: Any, wx: Any, wd: Any, wr: Any, we: Any, one: Any) -> Any:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from measuring import kernels
+from measuring import kernels, opponents
 
 from g4debug.fixes.paths.kernels import clipped_gelu_mul, clipped_norm_add, vision_qkv
 from g4debug.fixes.paths.kernels._rows import Cut, Tile
@@ -89,14 +89,11 @@ def ours(
 
 
 def sglang(t: Inputs) -> dict[str, Callable[..., Any]]:
-    """SGLang's own operations. If it is not installed, there are none, and that is printed."""
-    try:
-        from sgl_kernel import rmsnorm
-        from sglang.srt.models.gemma4_vision import _apply_multidimensional_rope
-    except ImportError as e:
-        print(f"SGLang's operations: left out; {e}")
-        return {}
-    return steps(t, rmsnorm, _apply_multidimensional_rope)
+    """SGLang's own operations. If one is missing, there are none, and that is printed."""
+    mine = opponents.found(
+        f"{opponents.NORMS}.rmsnorm", f"{opponents.VISION}._apply_multidimensional_rope"
+    )
+    return {} if mine is None else steps(t, *mine)
 
 
 def build(tower: str, rows: int, device: str, compiled: bool) -> list[kernels.Stage]:

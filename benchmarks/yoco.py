@@ -141,7 +141,7 @@ def measure(args: Any, folder: Path) -> list[dict[str, Any]]:
     with at_most(args.seconds), all_up(chosen, device, folder) as (servers, hello):
         about = hello["off"]
         what = "yoco_sweep" if sweep else "yoco"
-        out = args.out or results.default(f"{what}_{name}_{about['sglang']}", about["device"])
+        out = args.out or results.default(f"{what}_{name}", about["device"])
         growing = results.Growing(out)
         for n in lengths:
             for server in servers.values():  # warm: JIT, allocator

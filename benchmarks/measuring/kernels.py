@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from measuring import options, results
+from measuring import opponents, options, results
 
 Variant = Callable[[int], Any]
 GIB = 1 << 30
@@ -89,15 +89,21 @@ def compare(
     tuned_rows: Sequence[int],
     build: Callable[[str, int, str, bool], Sequence[Stage]],
     check: Callable[[Sequence[Stage]], None] = same,
+    sglangs: Sequence[str] = ("sglang",),
 ) -> None:
     """Run a script: check its variants, then measure them at each size, or tune ours.
 
     keys: the columns that tell the sizes apart. names: of the widths. build: (name, rows, device,
-    whether with torch.compile) -> the stages.
+    whether with torch.compile) -> the stages. sglangs: the variants that are SGLang's own, of which
+    one must be there on CUDA.
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     for name in names:
-        check(build(name, 9, device, False))
+        stages = build(name, 9, device, False)
+        if device == "cuda" and not args.without_sglang:
+            for stage in stages:
+                opponents.required(stage.variants, sglangs)
+        check(stages)
     if args.check:
         return
     if device == "cpu":
@@ -131,6 +137,9 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
     made.add_argument("--rows", help="comma-separated, instead of the benchmark's own")
     made.add_argument("--tune", action="store_true", help="try every cut of our kernel; no CSV")
     made.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
+    made.add_argument(
+        "--without-sglang", action="store_true", help="go on if SGLang's own kernel is missing"
+    )
     made.add_argument(
         "--check", action="store_true", help="on any device: compare the variants' results only"
     )

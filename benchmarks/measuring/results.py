@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shlex
 import statistics
 import sys
@@ -16,24 +17,39 @@ Row = Mapping[str, Any]
 
 
 def write(stem: str, rows: Sequence[Row], device: str, out: Path | None, **facts: Any) -> None:
-    """Write ``rows`` to ``out``, or to ``<stem>_<device>.csv`` in the folder of results.
+    """Write ``rows`` to ``out``, or to the file that :func:`default` names.
 
     device: the GPU's name, or cpu. facts: more for the first line.
     """
-    path = out or default(stem, device)
-    Growing(path, **facts).add(rows, device)
-    print(f"wrote {path.name}")
+    growing = Growing(out or default(stem, device), **facts)
+    growing.add(rows, device)
+    print(f"wrote {growing.path.name}")
 
 
 def default(stem: str, device: str) -> Path:
-    return FOLDER / f"{stem}_{device.split()[-1].lower()}.csv"
+    """``<stem>_<release of SGLang>_<GPU>.csv``. Figures of two releases are never one file's."""
+    parts = (stem, installed(), short(device))
+    return FOLDER / f"{'_'.join(filter(None, parts))}.csv"
+
+
+def installed() -> str:
+    """The release of SGLang in this environment, '' if there is none."""
+    from g4debug.trapping.describe import versions
+
+    return versions().get("sglang", "")
+
+
+def short(device: str) -> str:
+    """``h100`` for ``NVIDIA H100 80GB HBM3``; ``cpu`` for ``cpu``."""
+    model = re.search(r"\b[A-Z]{1,2}\d{2,}[A-Za-z]*\b", device)
+    return (model[0] if model else device.split()[-1]).lower()
 
 
 class Growing:
     """A CSV to which rows are appended as they come, so that a run that is cut short leaves them.
 
     Its first line has the device, the versions, the command and ``facts``. The first rows
-    decide the fields.
+    decide the fields. A file of another release is left as it is; ``path`` is then another one.
     """
 
     def __init__(self, path: Path, **facts: Any) -> None:
@@ -45,7 +61,24 @@ class Growing:
             with self.path.open("a", newline="") as f:
                 csv.DictWriter(f, self._fields).writerows(rows)
         elif rows:
+            self.path = _unless_of_another_release(self.path)
             self._fields = _write(self.path, made(device) | self._facts, rows)
+
+
+def _unless_of_another_release(path: Path) -> Path:
+    """``path``, or if it has figures of another release of SGLang, one with this one's name."""
+    if not path.is_file() or not path.stat().st_size:
+        return path
+    mine = installed()
+    try:
+        theirs = read(path)[0].get("sglang", "")
+    except ValueError:  # not a file of ours, or of a time before they had a first line
+        theirs = "?"
+    if theirs == mine:
+        return path
+    free = path.with_name(f"{path.stem}_{mine or 'without_sglang'}{path.suffix}")
+    print(f"{path.name} has figures of SGLang {theirs or 'none'}, so these go to {free.name}")
+    return free
 
 
 def _write(path: Path, head: Row, rows: Sequence[Row]) -> list[str]:

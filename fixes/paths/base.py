@@ -63,6 +63,13 @@ def server_limit(path: str) -> str:
     return ""
 
 
+def ranks() -> Any:
+    """SGLang's group of the ranks that compute a model together (a GroupCoordinator)."""
+    from sglang.srt.distributed import get_tp_group
+
+    return get_tp_group()
+
+
 def numbers_limit(args: Any) -> str:
     """Why sums may not be in another order with these ServerArgs; '' if they may."""
     if getattr(args, "enable_deterministic_inference", False):

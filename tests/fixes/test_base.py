@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+import releases
 from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
 from g4debug import discovery
 from g4debug.fixes import base
@@ -150,6 +152,15 @@ def test_every_fix_has_its_papers():
         for part in (*declared.needs.split(" or "), *declared.elsewhere):
             assert SpecifierSet(part)
         assert all(why and not why.endswith(".") for why in declared.elsewhere.values())
+
+
+def test_no_performance_path_is_for_a_release_that_is_not_there_yet():
+    """It was never run there, and what it must not change may have moved."""
+    newest = releases.newest()
+    to_come = Version(f"{newest.major}.{newest.minor}.{newest.micro + 1}")
+    fixes = [discovery.load("fix", name) for name in discovery.names("fix")]
+    open_ended = [f.id for f in fixes if f.eligible and targets.matches(f.needs, to_come)]
+    assert not open_ended
 
 
 def test_a_performance_path_says_where_it_runs_not_that_sglang_is_broken():

@@ -22,8 +22,14 @@ def tell() -> None:
 
 def read(log: str) -> dict[str, dict[str, Any]]:
     """Tracer -> its fields, of the only scheduler."""
-    (line,) = (x for x in log.splitlines() if x.startswith(LINE))
-    return {t["name"]: t for t in json.loads(line.removeprefix(LINE)) if t["mode"]}
+    (told,) = of_each(log)
+    return told
+
+
+def of_each(log: str) -> list[dict[str, dict[str, Any]]]:
+    """The same of each scheduler: of each rank."""
+    lines = (x.removeprefix(LINE) for x in log.splitlines() if x.startswith(LINE))
+    return [{t["name"]: t for t in json.loads(line) if t["mode"]} for line in lines]
 
 
 def blind(tracer: dict[str, Any]) -> bool:

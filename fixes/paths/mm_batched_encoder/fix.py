@@ -81,7 +81,7 @@ def _batched(
     try:
         return embeddings(model, pieces, terms, "frames" if video else "images")
     except torch.OutOfMemoryError as e:
-        group = ranks()
+        group = base.ranks()
         if group.world_size > 1:
             raise torch.OutOfMemoryError(
                 f"g4debug: {ID}: rank {group.rank_in_group} of {group.world_size} ran out of "
@@ -94,13 +94,6 @@ def _batched(
         )
         base.once(ID, "out of device memory", more, logging.WARNING)
     return call_next(model, items)
-
-
-def ranks() -> Any:
-    """SGLang's group of the ranks that compute the tower together (a GroupCoordinator)."""
-    from sglang.srt.distributed import get_tp_group
-
-    return get_tp_group()
 
 
 def terms_of(model: Any, runs: bool) -> Terms:
@@ -117,7 +110,7 @@ def terms_of(model: Any, runs: bool) -> Terms:
         return _agreed[model]
     fused = runs and vision_layer.used(model.vision_tower)
     mine = Terms(runs, budget(model.vision_tower.device), fused)
-    group = ranks()
+    group = base.ranks()
     if group.world_size == 1:
         return mine
     least = torch.tensor([mine.runs, mine.budget, mine.fused], dtype=torch.int64)

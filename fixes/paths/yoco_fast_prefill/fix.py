@@ -18,6 +18,8 @@ In some cases SGLang's forward runs for all rows: see :func:`plan <.plan.plan>` 
 are. The path lets them be replayed, and takes their place only if it spares at least
 ``G4DEBUG_YOCO_EAGER_ROWS`` rows; see :func:`around_can_run`.
 
+If the path itself fails, it is off in that process, or the server stops: see ``giving_up.py``.
+
 The tokens are the same, but not the bits: a matrix product of fewer rows may add in another order.
 """
 
@@ -31,18 +33,17 @@ from typing import TYPE_CHECKING, Any
 from g4debug.backends import adapters, names
 from g4debug.fixes.base import Fix, after, around
 from g4debug.fixes.paths import base
+from g4debug.fixes.paths.yoco_fast_prefill import giving_up
 from g4debug.fixes.paths.yoco_fast_prefill import plan as yoco_plan
 from g4debug.fixes.source import source
 
 if TYPE_CHECKING:
     from g4debug.fixes.paths.yoco_fast_prefill.cut import Cut
 
-ID = "yoco-fast-prefill"
+ID = giving_up.ID
 MODEL = "sglang.srt.models.gemma4_causal.Gemma4TextModel"
 CUT = "g4debug_yoco_cut"  # attribute of a ForwardBatch while its forward runs
-logger = logging.getLogger("g4debug")
 _first: weakref.WeakKeyDictionary[Any, int | str] = weakref.WeakKeyDictionary()
-_failed = False  # True after a cut could not be made: by our mistake, or as a backend has changed
 
 
 def around_model(
@@ -114,18 +115,19 @@ def around_can_run(call_next: Callable[..., bool], runner: Any, forward_batch: A
     model = text_model(runner.model_runner.model)
     if not possible or model is None:
         return possible
-    kept = decide(model, forward_batch)
-    if isinstance(kept, str):
-        return possible
-    spared = len(forward_batch.positions) - sum(kept)
-    if eager_rows() and spared >= eager_rows():
-        return False
-    least = f"at least {eager_rows()} rows" if eager_rows() else "nothing, as it is 0"
-    base.once(
-        ID,
-        "a prefill replays SGLang's CUDA graph, which computes all rows of all layers, unless this "
-        f"path spares {least} (G4DEBUG_YOCO_EAGER_ROWS)",
-    )
+    with giving_up.handled():
+        kept = decide(model, forward_batch)
+        if isinstance(kept, str):
+            return possible
+        spared = len(forward_batch.positions) - sum(kept)
+        if eager_rows() and spared >= eager_rows():
+            return False
+        least = f"at least {eager_rows()} rows" if eager_rows() else "nothing, as it is 0"
+        base.once(
+            ID,
+            "a prefill replays SGLang's CUDA graph, which computes all rows of all layers, unless "
+            f"this path spares {least} (G4DEBUG_YOCO_EAGER_ROWS)",
+        )
     return possible
 
 
@@ -139,40 +141,30 @@ def text_model(model: Any) -> Any:
 
 def cut_for(model: Any, forward_batch: Any) -> Cut | None:
     """The cut of this forward; None if all rows are computed."""
-    from g4debug.fixes.paths.yoco_fast_prefill.cut import Cut
-    from g4debug.trapping.trap import TrapError
+    with giving_up.handled():
+        from g4debug.fixes.paths.yoco_fast_prefill.cut import Cut
 
-    global _failed
-    if _failed:
-        return None
-    try:
         kept = decide(model, forward_batch)
         if isinstance(kept, str):
             return None
         first = first_shared_layer(model)
         assert isinstance(first, int)
         cut = Cut(forward_batch, kept, first)
-    except TrapError:
-        raise
-    except Exception:
-        # No layer has run yet, so SGLang's own forward can still run, and is right.
-        _failed = True
-        logger.exception(
-            "g4debug: %s: an error came up while it prepared a prefill. It is off in this process "
-            "from now on, and a prefill computes all rows. Please report this.", ID,
-        )  # fmt: skip
-        return None
-    last, count = len(model.layers) - 1, len(model.layers)
-    base.once(
-        ID, f"on: layers {first} to {last} of {count} run on the rows of a prefill that are read"
-    )
-    return cut
+        last, count = len(model.layers) - 1, len(model.layers)
+        base.once(
+            ID,
+            f"on: layers {first} to {last} of {count} run on the rows of a prefill that are read",
+        )
+        return cut
+    return None
 
 
 def decide(model: Any, forward_batch: Any) -> list[int] | str:
     """How many rows to keep of each request, or the reason why all are computed."""
     if getattr(forward_batch, yoco_plan.FACTS, None) is None:
         return "no prefill of the target"  # decode, verify, a draft, the capture of a graph
+    if giving_up.off:
+        return "it has failed in this process"
     first = first_shared_layer(model)
     if isinstance(first, str):
         base.once(ID, f"not used: {first}")
@@ -206,12 +198,14 @@ def batch_limit(forward_batch: Any) -> str:
     args = base.arguments()
     if args.pp_size > 1:
         return "pipeline parallelism"
+    if why := base.numbers_limit(args):
+        return why
     if args.enable_return_routed_experts:
         return "--enable-return-routed-experts reads every row"
     if in_prefill_graph():
         return "inside of a CUDA graph of a prefill"
-    why: str = unsupported(prefill_backend(forward_batch))
-    return why
+    limit: str = unsupported(prefill_backend(forward_batch))
+    return limit
 
 
 def eager_rows() -> int:
@@ -238,10 +232,8 @@ FIX = Fix(
     title="prefill computes the KV-shared layers only for the rows that are read",
     seed="PR #14",
     upstream="none up to 0.5.23; vLLM #22628 and #38879",
-    needs=">=0.5.12,<0.5.13 or >=0.5.15,<0.5.16 or >=0.5.23",
-    elsewhere={
-        ">=0.5.13": "it was never run there",
-    },
+    needs="==0.5.12.post1 or ==0.5.15.post1 or ==0.5.23",
+    elsewhere={">=0.5.12": "it was never run there"},
     still_broken=still_broken,
     hooks=(
         after("forward_batch.init_new", yoco_plan.after_init_new),
@@ -252,7 +244,7 @@ FIX = Fix(
         around("runner.prefill_graph_can_run", around_can_run, optional=True),
     ),
     purpose="performance",
-    switch="SGLANG_GEMMA4_YOCO",
+    switch=giving_up.SWITCH,
     eligible="in models with KV-shared layers (E2B, E4B), with prefill on "
     f"{names(a for a in adapters() if a.views is not None)} and one pipeline stage, outside of "
     "CUDA graphs of a prefill",

@@ -15,6 +15,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from g4debug.fixes.paths import base
+from g4debug.fixes.paths.yoco_fast_prefill import giving_up
+
 FACTS = "g4debug_yoco_facts"  # attribute of a ForwardBatch, set when SGLang makes it
 
 
@@ -30,20 +33,30 @@ def after_init_new(
     forward_batch: Any, cls: Any, batch: Any, model_runner: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """Runs after ``ForwardBatch.init_new``: keeps the facts of a prefill of the target model."""
-    mode = forward_batch.forward_mode
-    if (
-        (mode.is_mixed() or mode.name == "EXTEND")
-        and not model_runner.is_draft_worker
-        and forward_batch.extend_seq_lens_cpu is not None
-    ):
-        old, new = forward_batch.extend_prefix_lens_cpu, forward_batch.extend_seq_lens_cpu
-        lengths = zip(old, new, batch.reqs, strict=True)
-        facts = Facts(
-            goes_on=tuple(_goes_on(request, int(o) + int(n)) for o, n, request in lengths),
-            hidden_states=any(request.return_hidden_states for request in batch.reqs),
-        )
-        setattr(forward_batch, FACTS, facts)
+    with giving_up.handled():
+        facts = facts_of(forward_batch, batch, model_runner)
+        if facts is not None:
+            setattr(forward_batch, FACTS, facts)
     return forward_batch
+
+
+def facts_of(forward_batch: Any, batch: Any, model_runner: Any) -> Facts | None:
+    """The facts of a prefill of the target model; None of another forward."""
+    mode = forward_batch.forward_mode
+    if not (mode.is_mixed() or mode.name == "EXTEND") or model_runner.is_draft_worker:
+        return None
+    old, new = forward_batch.extend_prefix_lens_cpu, forward_batch.extend_seq_lens_cpu
+    if new is None:
+        return None
+    if not len(old) == len(new) == len(batch.reqs):
+        # Every rank has these lists alike, so all of them compute all rows.
+        base.once(giving_up.ID, "not used: a batch has other lengths than requests")
+        return None
+    lengths = zip(old, new, batch.reqs, strict=True)
+    return Facts(
+        goes_on=tuple(_goes_on(request, int(o) + int(n)) for o, n, request in lengths),
+        hidden_states=any(request.return_hidden_states for request in batch.reqs),
+    )
 
 
 def after_load_batch(

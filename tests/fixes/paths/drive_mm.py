@@ -115,6 +115,7 @@ def main(folder):
             "round": name,
             "tokens": [o["output_ids"] for o in outputs],
             "prompts": [o["meta_info"]["prompt_tokens"] for o in outputs],
+            "verifies": [o["meta_info"]["spec_verify_ct"] for o in outputs],
             "logprobs": [[x[0] for x in o["meta_info"]["output_token_logprobs"]] for o in outputs],
         }
         print("RESULT", json.dumps(line), flush=True)

@@ -6,8 +6,13 @@ backend), and split for prefill on triton, which Triton interprets, so with shor
 """
 
 import json
+import os
 import random
 import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
+import told_status
 
 OUTPUT = 12
 SPLIT = {
@@ -61,12 +66,15 @@ def main():
             "round": name,
             "tokens": [o["output_ids"] for o in outputs],
             "cached": [o["meta_info"]["cached_tokens"] for o in outputs],
+            "verifies": [o["meta_info"].get("spec_verify_ct") for o in outputs],
             "logprobs": [
                 [value for value, *_ in o["meta_info"].get("input_token_logprobs") or []]
                 for o in outputs
             ],
         }
         print("RESULT", json.dumps(line), flush=True)
+    if "G4DEBUG_TRACE" in os.environ:
+        told_status.tell()
     engine.shutdown()
 
 

@@ -46,6 +46,7 @@ def test_the_same_answers_and_no_tracer_fires(tmp_path):
     for a, b in zip(on.results, off.results, strict=True):
         assert a["tokens"] == b["tokens"], a["round"]
         assert a["prompts"] == b["prompts"]
+        assert a["verifies"] == b["verifies"]
         for mine, theirs in zip(a["logprobs"], b["logprobs"], strict=True):
             assert mine == pytest.approx(theirs, abs=1e-4)
     cut_up, beside, others = on.results

@@ -15,6 +15,7 @@ from g4debug import discovery
 from g4debug.cpu.geometry import TINY
 from g4debug.fixes.paths.yoco_fast_prefill import cut as yoco_cut
 from g4debug.fixes.paths.yoco_fast_prefill import fix as yoco_fast_prefill
+from g4debug.fixes.paths.yoco_fast_prefill import giving_up
 from g4debug.fixes.paths.yoco_fast_prefill import plan as yoco_plan
 
 SWITCH = "SGLANG_GEMMA4_YOCO"
@@ -51,7 +52,7 @@ def rows(model, arm, monkeypatch):
         return real(self, positions, hidden_states, per_layer_input, forward_batch, **kwargs)
 
     layer.forward = spy  # innermost; the fixture `sglang` puts SGLang's own back
-    monkeypatch.setattr(yoco_fast_prefill, "_failed", False)
+    monkeypatch.setattr(giving_up, "off", False)
     monkeypatch.setattr(yoco_fast_prefill.base, "_said", set())
     arm(**{SWITCH: "1"})
     yield seen
@@ -282,7 +283,12 @@ def test_what_makes_a_batch_ineligible(model, rows, field, value, reason):
 
 @pytest.mark.parametrize(
     ("argument", "value", "reason"),
-    [("pp_size", 2, "pipeline"), ("enable_return_routed_experts", True, "routed-experts")],
+    [
+        ("pp_size", 2, "pipeline"),
+        ("enable_return_routed_experts", True, "routed-experts"),
+        ("enable_deterministic_inference", True, "forbids that sums depend on the batch size"),
+        ("rl_on_policy_target", "fsdp", "exactly SGLang's own numbers"),
+    ],
 )
 def test_what_makes_a_server_ineligible(model, rows, monkeypatch, argument, value, reason):
     forward_batch = model.forward_batch(model.batch([model.request(tokens(40))]))
@@ -436,6 +442,54 @@ def test_a_cut_that_cannot_be_made_falls_back_and_says_so_once(model, rows, monk
     assert "made up" in said[0].exc_text
 
 
+def test_with_other_ranks_an_error_of_the_cut_is_raised(model, rows, monkeypatch):
+    """The others have cut their rows; test_yoco_ranks.py has two real ranks."""
+    batch = model.batch([model.request(tokens(n)) for n in (100, 30)])
+    forward_batch = model.forward_batch(batch)
+    group = SimpleNamespace(world_size=2, rank_in_group=1)
+    monkeypatch.setattr(giving_up.base, "ranks", lambda: group)
+
+    def fail(*args, **kwargs):
+        raise torch.OutOfMemoryError("tried to allocate")
+
+    monkeypatch.setattr(yoco_cut, "cut_metadata", fail)
+    with pytest.raises(torch.OutOfMemoryError, match=r"rank 1 of 2 .*tried to allocate") as told:
+        model.forward(forward_batch)
+    assert "G4DEBUG_FIX_YOCO_FAST_PREFILL=0" in str(told.value)
+    assert not giving_up.off
+    monkeypatch.setattr(yoco_cut, "cut_metadata", lambda *args: 1 / 0)
+    with pytest.raises(RuntimeError, match="ZeroDivisionError: division by zero"):
+        model.forward(model.forward_batch(batch))
+
+
+def test_an_error_in_the_question_for_a_graph_leaves_the_graph(model, rows, monkeypatch, caplog):
+    monkeypatch.setattr(yoco_fast_prefill, "_eager_rows", 39)
+    forward_batch = model.forward_batch(model.batch([model.request(tokens(40))]))
+    runner = SimpleNamespace(model_runner=model.runner)
+    with monkeypatch.context() as patch, model.context():
+        patch.setattr(yoco_fast_prefill, "batch_limit", lambda batch: 1 / 0)
+        assert yoco_fast_prefill.around_can_run(lambda *a: True, runner, forward_batch)
+    assert sum("off in this process" in r.message for r in caplog.records) == 1
+    # It stays with the graph: the path is off.
+    with model.context():
+        assert yoco_fast_prefill.around_can_run(lambda *a: True, runner, forward_batch)
+
+
+def test_facts_that_cannot_be_read_are_no_facts(model, rows, monkeypatch):
+    batch = model.batch([model.request(tokens(40)), model.request(tokens(20))])
+    forward_batch = model.forward_batch(batch)
+    vars(forward_batch).pop(yoco_plan.FACTS)
+    target = SimpleNamespace(is_draft_worker=False)
+    fewer = SimpleNamespace(reqs=batch.reqs[:1])
+    assert yoco_plan.after_init_new(forward_batch, None, fewer, target) is forward_batch
+    assert not hasattr(forward_batch, yoco_plan.FACTS)
+    assert not giving_up.off  # the next batch may be another
+    strange = SimpleNamespace(reqs=[None, None])
+    assert yoco_plan.after_init_new(forward_batch, None, strange, target) is forward_batch
+    assert not hasattr(forward_batch, yoco_plan.FACTS)
+    assert giving_up.off
+
+
 def test_the_page_table_guard_agrees_with_the_cut_tables(model, arm, monkeypatch):
     """Every tracer armed, page tables compared with req_to_token; a cut table that lies is found.
 
@@ -445,7 +499,7 @@ def test_the_page_table_guard_agrees_with_the_cut_tables(model, arm, monkeypatch
 
     from g4debug.trapping.trap import TrapError
 
-    monkeypatch.setattr(yoco_fast_prefill, "_failed", False)
+    monkeypatch.setattr(giving_up, "off", False)
     arm(SGLANG_TRTLLM_MHA_DEBUG="1", **{SWITCH: "1"})
     model.backend.__init__(model.runner)
     tables = []

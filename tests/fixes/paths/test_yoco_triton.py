@@ -7,11 +7,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 from real_model import served
-from test_yoco_fast_prefill import FIRST, cut_rows, plain, rows, same, tokens
+from test_yoco_fast_prefill import FIRST, SWITCH, cut_rows, plain, rows, same, tokens
 
 from g4debug.cpu.geometry import TINY
 from g4debug.fixes.paths.yoco_fast_prefill import cut as yoco_cut
-from g4debug.fixes.paths.yoco_fast_prefill import forwards
+from g4debug.fixes.paths.yoco_fast_prefill import forwards, giving_up
+from g4debug.trapping.trap import TrapError
 
 __all__ = ["rows"]  # a fixture
 pytestmark = pytest.mark.written_for("yoco-fast-prefill")
@@ -173,3 +174,39 @@ def test_the_decode_step_sees_the_whole_window_and_sglangs_own_one_key_less(mode
     assert model.backend.sliding_window_size == TINY.window - 1
     model.backend.init_forward_metadata(step)
     assert int(model.backend.forward_metadata.window_kv_indptr[1]) == TINY.window - 1
+
+
+@pytest.mark.parametrize("lists", [None, "kv_indices", "window_kv_indices"])
+@pytest.mark.parametrize("step", ["decode", "prefill"])
+def test_the_page_table_guard_judges_the_cut_lists(model, arm, monkeypatch, lists, step):
+    """Every tracer armed: sound lists are silent, and a list whose slots are exchanged is told.
+
+    The rows are a decode step, or with prompt logprobs a prefill. The backend is older than the
+    tracer here, so the tracer is shown it.
+    """
+    monkeypatch.setattr(giving_up, "off", False)
+    arm(SGLANG_TRTLLM_MHA_DEBUG="1", **{SWITCH: "1"})
+    model.backend.__init__(model.runner)
+    asked = {"return_logprob": True, "logprob_start": 140} if step == "prefill" else {}
+    chunked = model.request(tokens(200))
+    batch = model.batch([model.request(tokens(150), **asked), model.take(chunked, 64)])
+    called = modes(model, monkeypatch)
+    real = yoco_cut.cut_metadata
+
+    def lying(backend, cut):
+        metadata = real(backend, cut)
+        if lists is not None:
+            found = getattr(metadata, lists)
+            found.copy_(found.roll(1))
+        return metadata
+
+    monkeypatch.setattr(yoco_cut, "cut_metadata", lying)
+    try:
+        if lists is None:
+            model.forward(model.forward_batch(batch))
+            assert called.count("forward_decode") == (TINY.kv_shared if step == "decode" else 0)
+        else:
+            with pytest.raises(TrapError, match="page-table"):
+                model.forward(model.forward_batch(batch))
+    finally:
+        model.clear()
