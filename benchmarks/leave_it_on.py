@@ -6,23 +6,31 @@
     python benchmarks/leave_it_on.py --judge FOLDER [--csv FILE]
 
 All servers are up at once on one device and take short turns, in an order that is drawn anew for
-each round (measuring/together.py), under the load of tracer_overhead.py: shared prefixes, the
-prefix cache on and evicting, CUDA graphs, overlap scheduling and FROZEN_KV_MTP where the release
-has them; 1, 8 and 64 requests at a time. Rows are written to FOLDER/requests.csv as they come, so
-that a run that is cut off is not lost, and no round begins that would not end within --seconds.
-Several calls with other --first-round go into folders of their own, and `tracer_overhead.py
---merge` puts them into one.
+each round (measuring/together.py); before them one that is compared with none has started,
+compiled, and gone. The load is that of tracer_overhead.py: shared prefixes, the prefix cache on and
+evicting, CUDA graphs, overlap scheduling and FROZEN_KV_MTP where the release has them; 1, 8 and 64
+requests at a time. Rows are written to FOLDER/requests.csv as they come, so that a run that is cut
+off is not lost, and no round begins that would not end within --seconds. Several calls with other
+--first-round go into folders of their own, and `tracer_overhead.py --merge` puts them into one.
 
 A figure *holds* if its whole 95 % interval lies at or below the goal; it *fails* if the whole
 interval lies above; else the rounds do not tell, which is no proof. The goals: `watch` 0.5 % and
 `=1` 2 %, on a step, a token, the first token (median and 99th percentile) and the throughput, at
-each batch. The line `debugging off, another server` says how far two servers alike differ: what is
-closer than that cannot be told by this run. It has no goal. The verdicts go to FOLDER/verdict.csv.
+1, 8 and 64 requests. What of these was not measured does not hold. Nor does a figure of fewer than
+12 rounds, or one whose whole interval lies below 0, because debugging makes nothing faster. And
+none holds where two servers with debugging off differ: the interval of `debugging off, another
+server` (or of the second copy of a base) must have 0 in it and be narrower than the goal. It has no
+goal of its own. The verdicts go to FOLDER/verdict.csv.
+
+At the end each server says whether it judged: one whose tape has ended, one of which a tracer was
+limited or off, and one with a finding, was not what people would leave on. So nothing holds then,
+or if FOLDER/servers.csv does not say it.
 
 Without MTP: --variants no-mtp,armed-no-mtp,watch-no-mtp. Beside SGLang's own checks: add kv-canary
 (which does not run with MTP), page-invariants, strict.
 
-The exit code is 0 if all figures hold, 3 if some do not, and 1 if a server died.
+The exit code is 0 if all figures hold, 3 if some do not or were not measured, and 1 if a server
+died.
 """
 
 from __future__ import annotations
@@ -41,6 +49,8 @@ from measuring import models, options, overhead, results, tracers
 from measuring.overhead import Figure
 
 GOALS = {"watch": 0.005, "armed": 0.02, "watch-no-mtp": 0.005, "armed-no-mtp": 0.02}
+LEAST_ROUNDS = 12  # an interval of fewer is made of too few differences
+BATCHES = (1, 8, 64)
 VARIED = ("off", "off-again", "watch", "armed")
 DOES_NOT_HOLD = 3
 COLUMNS = (
@@ -55,29 +65,72 @@ class Verdict:
     batch: int
     variant: str
     metric: str
-    figure: Figure
+    figure: Figure | None  # None: not measured
     goal: float | None
+    twin: Figure | None = None  # the same of two servers that are alike
 
     @property
     def word(self) -> str:
         if self.goal is None:
             return ""
+        if self.figure is None:
+            return "not measured"
         if self.figure.rounds < 2:
             return "one round: no interval"
-        if self.figure.high <= self.goal:
-            return "holds"
-        return "FAILS" if self.figure.low > self.goal else "not told"
+        if self.figure.low > self.goal:
+            return "FAILS"
+        if self.figure.high < 0:
+            return "faster than without"
+        if self.figure.high > self.goal:
+            return "not told"
+        if self.figure.rounds < LEAST_ROUNDS:
+            return "too few rounds"
+        twin = self.twin
+        if twin is None or not twin.low <= 0 <= twin.high or twin.high - twin.low >= self.goal:
+            return "two servers alike differ"
+        return "holds"
 
 
 def judge(rows: Sequence[Mapping[str, Any]]) -> Iterator[Verdict]:
-    """The verdicts on the variants that are in these rows, by batch and variant."""
+    """The verdicts by batch and variant: on what has a goal, and on what else was measured.
+
+    Of the goals those count whose base was measured; if none was, those of the first base.
+    """
     present = {str(r["variant"]) for r in rows}
-    for batch in sorted({int(r["batch"]) for r in rows}):
+    bases = {tracer_overhead.COMPARED[variant][0] for variant in GOALS} & present or {"off"}
+    for batch in sorted({*BATCHES, *(int(r["batch"]) for r in rows)}):
         for variant, (base, _) in tracer_overhead.COMPARED.items():
-            if variant not in present or base not in present:
-                continue
-            for metric, figure in overhead.compare(rows, batch, base, variant).items():
-                yield Verdict(batch, variant, metric, figure, GOALS.get(variant))
+            goal = GOALS.get(variant) if base in bases and batch in BATCHES else None
+            found = overhead.compare(rows, batch, base, variant)
+            alike = twin(rows, batch, base) if goal is not None else {}
+            for metric in overhead.METRICS:
+                if metric in found or goal is not None:
+                    of = found.get(metric)
+                    yield Verdict(batch, variant, metric, of, goal, alike.get(metric))
+
+
+def twin(rows: Sequence[Mapping[str, Any]], batch: int, base: str) -> dict[str, Figure]:
+    """How far two servers of a base differ; empty if there was one."""
+    again = overhead.compare(rows, batch, base, f"{base}-again")
+    alike = tracer_overhead.twins(rows, base)
+    return again or overhead.compare(alike, batch, base, tracer_overhead.AGAIN)
+
+
+def unproven(servers: Sequence[Mapping[str, str]]) -> Iterator[str]:
+    """Why these servers were not what people would leave on."""
+    if not servers:
+        yield "servers.csv does not say whether any server judged"
+    for row in servers:
+        if row["variant"] not in GOALS:
+            continue
+        name = f"{row['variant']} {row.get('copy', '')}".strip()
+        lacks, findings = row.get("lacks"), row.get("findings")
+        if lacks is None or not findings:
+            yield f"{name}: it is not known whether it judged"
+        elif lacks or findings != "0":
+            yield f"{name}: {findings} findings; lacks {lacks or 'nothing'}"
+        if not int(row.get("tape_steps") or 0) > 0:
+            yield f"{name}: its tape had ended, or it is not known"
 
 
 def table(verdicts: Sequence[Verdict]) -> list[str]:
@@ -93,11 +146,12 @@ def table(verdicts: Sequence[Verdict]) -> list[str]:
         cells = []
         for metric in overhead.METRICS:
             it = mine.get(metric)
-            cells.append("" if it is None else f"{it.figure} {it.word}".strip())
+            cells.append("" if it is None else f"{it.figure or ''} {it.word}".strip())
         first = next(iter(mine.values()))
+        rounds = max((it.figure.rounds for it in mine.values() if it.figure), default=0)
         goal = "" if first.goal is None else f"{first.goal:.1%}"
         what = tracer_overhead.COMPARED[variant][1]
-        told = f"| {batch} | {what} | {goal} | {first.figure.rounds} |"
+        told = f"| {batch} | {what} | {goal} | {rounds} |"
         lines.append(f"{told} {' | '.join(cells)} |")
     return lines
 
@@ -109,9 +163,11 @@ def write(verdicts: Sequence[Verdict], path: Path) -> None:
         out.writerow(COLUMNS)
         for it in verdicts:
             of = it.figure
-            numbers = [f"{x:.5f}" for x in (of.value, of.low, of.high)]
+            numbers: list[str | int] = ["", "", "", 0]
+            if of is not None:
+                numbers = [*(f"{x:.5f}" for x in (of.value, of.low, of.high)), of.rounds]
             goal = "" if it.goal is None else it.goal
-            out.writerow([it.batch, it.variant, it.metric, *numbers, of.rounds, goal, it.word])
+            out.writerow([it.batch, it.variant, it.metric, *numbers, goal, it.word])
 
 
 def concluded(folder: Path, to: Path | None = None) -> int:
@@ -126,7 +182,10 @@ def concluded(folder: Path, to: Path | None = None) -> int:
     held = [it for it in found if it.goal is not None]
     good = sum(it.word == "holds" for it in held)
     print(f"\n{good} of {len(held)} figures hold")
-    return 0 if held and good == len(held) else DOES_NOT_HOLD
+    doubts = list(unproven(results.read(folder / "servers.csv")[1]))
+    for doubt in doubts:
+        print(f"nothing is shown by it: {doubt}")
+    return 0 if held and good == len(held) and not doubts else DOES_NOT_HOLD
 
 
 def main() -> int:

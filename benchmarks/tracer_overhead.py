@@ -24,9 +24,10 @@ kind measure at the same time: one call each, with its own CUDA_VISIBLE_DEVICES 
 release has it with FROZEN_KV_MTP.
 
 --together starts so many servers of each variant at once and keeps them on the device; see
-measuring/together.py. A round is then a short turn of each, in an order of its own. With two copies
-or more there is a line in the table that compares two servers with debugging off: it says how far
-the other figures can be trusted.
+measuring/together.py. Before these a server of the last variant starts, compiles, and goes. A round
+is then a short turn of each, in an order of its own. With two copies or more there is a line in the
+table that compares two servers with debugging off: it says how far the other figures can be
+trusted.
 
 --switch measures in one server: a variant with tracers. Their hooks are in the way in one turn and
 not in the next. Two processes that run the same code can differ by a tenth for as long as they
@@ -164,7 +165,7 @@ def measure(args: argparse.Namespace, folder: Path) -> int:
 
 def said_at_end(server: Gated, rounds: int) -> dict[str, Any]:
     facts = server.facts()
-    told = ("steps", "tape_steps", "nodes", "sites", "tracers")
+    told = ("steps", "tape_steps", "nodes", "sites", "lacks", "findings", "tracers")
     return {"rounds": rounds, **{n: facts[n] for n in told}}
 
 
@@ -181,11 +182,16 @@ def measure_together(args: argparse.Namespace, folder: Path) -> int:
     variants = under_load(args.variants, {**shared, "mem_fraction_static": 0.9})
     whole = loaded(args, args.quick)
     named = [(v, copy) for copy in range(args.together) for v in args.variants]
+    # Another order in each call, because the first of them has the machine for a moment.
+    random.Random(f"start {args.seed}.{args.first_round}").shuffle(named)
+    compiles = args.variants[-1]  # the one with the most tracers, where the command has them so
+    first = Gated("first", variants[compiles], args.device, folder)
     servers = [Gated(f"{v}-{copy}", variants[v], args.device, folder) for v, copy in named]
     number, longest = args.first_round, 0.0
-    with Crowd(servers) as crowd:
+    with Crowd(first, servers) as crowd:
         try:
             variant_of = {id(s): v for (v, _), s in zip(named, servers, strict=True)}
+            variant_of[id(first)] = compiles
 
             def prepare(server: Gated) -> None:
                 check(variant_of[id(server)], server.facts())

@@ -21,7 +21,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -134,15 +134,29 @@ def facts(scheduler: Any) -> dict[str, Any]:
 
     found: dict[str, Any] = {
         "steps": None, "nodes": None, "overlap": None, "tracers": "", "sites": tracer_sites(),
-        "switched": len(sites), "tape_steps": tape_steps(),
+        "switched": len(sites), "tape_steps": tape_steps(), "lacks": "", "findings": 0,
     }  # fmt: skip
     if plugin.in_force is not None:
+        parts = plugin.in_force.recorder.status.records()
+        found["lacks"] = "; ".join(lacks(parts))
+        found["findings"] = sum(sum(part.findings.values()) for part in parts)
         found["tracers"] = " ".join(plugin.in_force.tracers)
     if scheduler is not None:
         found["steps"] = int(scheduler.forward_ct)
         found["overlap"] = bool(scheduler.enable_overlap)
         found["nodes"] = _nodes(scheduler.tree_cache)
     return found
+
+
+def lacks(parts: Iterable[Any]) -> Iterator[str]:
+    """What these parts of a status do not judge, but for what is so with watch or by design."""
+    for part in parts:
+        for limit in part.limits:
+            if not limit.documented and not limit.why.startswith("SGLANG_TRTLLM_MHA_DEBUG=watch "):
+                yield f"{part.name}: {limit.what}"
+        if part.off and not part.idle:
+            yield f"{part.name}: off"
+        yield from (f"{part.name}: {x}" for x in (*part.dead, *part.silent))
 
 
 def tape_steps() -> int:

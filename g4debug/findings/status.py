@@ -340,8 +340,9 @@ class Status:
         self.changes = 0
         self.watch = False  # the server was started with SGLANG_TRTLLM_MHA_DEBUG=watch
         self.serves = ""  # the model, attention backends and draft of this server, in words
-        # Writes a dump for whoever asks: its path, and why there is none. None: nobody can do so.
-        self.snapshot: Callable[[], tuple[str, str]] | None = None
+        # Copies what a dump has, for whoever asks, and gives what writes it: that gives its path,
+        # and why there is none, and may run in another thread. None: nobody can do so.
+        self.snapshot: Callable[[], Callable[[], tuple[str, str]]] | None = None
         # Says that the server stands, '' if not; and which requests wait, since when and why.
         self.waits: Callable[[], tuple[str, list[str]]] = lambda: ("", [])
 

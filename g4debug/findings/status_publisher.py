@@ -3,6 +3,9 @@
 It is called in each round of SGLang's event loop, which mostly costs one look at the clock. A
 scheduler that is stuck tells nothing any more, and ``doctor --pid`` sees that from the age of the
 last status.
+
+Of a dump that somebody asks for the event loop makes a copy in memory. A thread encodes and writes
+it, and the status after that says where it is. One is made at a time; who asks meanwhile waits.
 """
 
 from __future__ import annotations
@@ -10,8 +13,9 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -22,6 +26,26 @@ from g4debug.findings.status_file import StatusFile, StatusFileError
 
 logger = logging.getLogger("g4debug")
 EVERY = 1.0  # seconds
+
+
+class _Dump(threading.Thread):
+    """Writes the dump that was asked for. answer: what is told of it, once the thread has ended."""
+
+    def __init__(self, asked: bytes, write: Callable[[], tuple[str, str]]) -> None:
+        super().__init__(name="g4debug-dump", daemon=True)
+        self.asked, self._write = asked, write
+        self.answer = answer(asked, "", "")
+
+    def run(self) -> None:
+        try:
+            self.answer = answer(self.asked, *self._write())
+        except Exception as e:  # who asked must not wait for nothing
+            logger.exception("g4debug: a dump that was asked for was not written")
+            self.answer = answer(self.asked, "", f"{type(e).__name__}: {e}")
+
+
+def answer(asked: bytes, path: str, problem: str) -> dict[str, str]:
+    return {"asked": asked.hex(), "dump": path, "no_dump": problem}
 
 
 class StatusPublisher:
@@ -42,6 +66,7 @@ class StatusPublisher:
         self._due = 0.0
         self._asked = b""
         self._answer: dict[str, str] = {}
+        self._dump: _Dump | None = None  # that is being written
 
     def open(self) -> None:
         """Begin to show the status. Raises StatusFileError if it cannot be shown here."""
@@ -93,13 +118,28 @@ class StatusPublisher:
                 logger.exception("g4debug: /metrics is not told any more. Please report this.")
 
     def _answer_to(self, asked: bytes) -> None:
-        """Write the dump that somebody asked for since the last time."""
+        """Begin the dump that somebody asked for since the last time, and tell of one that is done.
+
+        The copy is made here, between two steps; a thread writes it.
+        """
+        if self._dump is not None:
+            if self._dump.is_alive():
+                return
+            self._answer, self._dump = self._dump.answer, None
         if asked == self._asked:
             return
         self._asked = asked
         snapshot = self.status.snapshot
-        path, problem = ("", "the flight recorder is not armed") if snapshot is None else snapshot()
-        self._answer = {"asked": asked.hex(), "dump": path, "no_dump": problem}
+        if snapshot is None:
+            self._answer = answer(asked, "", "the flight recorder is not armed")
+            return
+        dump = _Dump(asked, snapshot())
+        try:
+            dump.start()
+        except RuntimeError as e:
+            self._answer = answer(asked, "", f"no thread can be started: {e}")
+            return
+        self._dump = dump
 
     def _content(self, now: float) -> dict[str, Any]:
         stands, waits = self.status.waits()

@@ -257,7 +257,7 @@ class Replayer:
         if error is None or isinstance(error, TapeEnd):
             state = plugin.in_force
             snapshot = None if state is None else state.recorder.status.snapshot
-            found["last"] = "" if snapshot is None else snapshot()[0]
+            found["last"] = "" if snapshot is None else snapshot()()[0]
             found["works"] = self._works()
         else:
             found |= {"ended": "raised", "error": f"{type(error).__name__}: {error}"[:2000]}

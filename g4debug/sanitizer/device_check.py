@@ -99,8 +99,13 @@ class DeviceCheck(ABC, Generic[C, S]):
         self._next = FIRST
 
     def report_only(self) -> None:
-        """Nothing that a kernel gets is corrected from now on, but in CUDA graphs that exist."""
+        """Nothing that a kernel gets is corrected from now on.
+
+        CUDA graphs may exist by now. Only ``watch`` comes here, and its guards in them ask.
+        """
         self.contain = self.repair = False
+        if self.trap is not None:
+            self.trap.report_only()
 
     def follow(self) -> None:
         """Put hooks at the sites at which a step begins and ends."""

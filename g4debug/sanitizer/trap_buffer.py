@@ -13,6 +13,8 @@ has one writer:
 * ``acks`` (host memory, written by the host): the number of the last record that the host has
   read. Only then may the kernel write the next one over it.
 * ``total`` (device): how many bad cells the kernels have seen in all.
+* ``corrects`` (device, written by the host): whether a guard of ``watch`` replaces anything. One
+  that is in a CUDA graph reads it at each replay.
 
 A program that finds the last record unread writes none: its cells are only counted, and so they
 are *merged* into that record. Whatever a program did, it ends by writing the new total to the first
@@ -106,6 +108,7 @@ class TrapBuffer:
         self.cells = torch.zeros(places * 2 * CELLS, dtype=torch.int32, pin_memory=pinned)
         self.claims = torch.zeros(places, dtype=torch.int64, device=device)
         self.total = torch.zeros(1, dtype=torch.int64, device=device)
+        self.corrects = torch.ones(1, dtype=torch.int32, device=device)
         self.mailboxes = mailboxes
         self.spoilt: set[int] = set()  # those with a number that no kernel can have written
         self.told = 0  # bad cells in the records that were read
@@ -125,6 +128,15 @@ class TrapBuffer:
     def keep_cells(self, mailbox: int) -> None:
         """The records of this mailbox have cells, whatever is compared with."""
         self._keeping.add(mailbox)
+
+    def report_only(self) -> None:
+        """Guards of ``watch`` replace nothing from now on, in CUDA graphs that exist, too.
+
+        Waits for the device: graphs are replayed on streams of their own.
+        """
+        self.corrects.zero_()
+        if self.corrects.is_cuda:
+            torch.cuda.synchronize(self.corrects.device)
 
     # --- the host's side -------------------------------------------------------------------
 

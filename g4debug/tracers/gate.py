@@ -9,7 +9,8 @@ pools and the runners are there. Then one line tells what is judged in this serv
 known by then, also by a failure of ours, is refused as what was never run.
 
 The flight recorder keeps what happens, whatever that is, so it refuses no start. Nor does
-``SGLANG_TRTLLM_MHA_DEBUG=watch``, which then only reports, as in mode ``log``.
+``SGLANG_TRTLLM_MHA_DEBUG=watch``, which then only reports, as in mode ``log``: also in CUDA graphs
+that were captured before it was known.
 """
 
 from __future__ import annotations

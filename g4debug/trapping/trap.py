@@ -10,6 +10,7 @@ import dataclasses
 import logging
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from g4debug.dumps import calling, errors, heads, writing
@@ -189,13 +190,19 @@ class Trap:
         logger.warning("\n".join(lines(finding, path, problem)))
         return path
 
-    def keep(self, finding: Finding) -> tuple[Path | None, str]:
-        """Write a dump that was asked for, beside the budget. Its path, or why there is none."""
-        before = self.written
+    def keep(self, finding: Finding) -> Callable[[], tuple[Path | None, str]]:
+        """Copy what a dump that was asked for has. It is beside the budget.
+
+        Returns the rest of the work: it encodes and writes the dump, and returns its path, or why
+        there is none. That takes some tenths of a second and waits for a disk, so that a server's
+        event loop leaves it to another thread.
+        """
         try:
-            return self._dump(finding, Evidence(), before + 1)
-        finally:
-            self.written = before
+            record = self.describe(finding, Evidence())
+        except Exception as e:
+            problem = _not_made(e)
+            return lambda: (None, problem)
+        return partial(self._write, record, self.written + 1)
 
     def stop(self, finding: Finding, path: Path | None) -> None:
         """Tell the other ranks that this process ends, and wait a moment for their dumps."""
@@ -222,16 +229,30 @@ class Trap:
                 ),
             )
         try:
-            record, data = fitted(self.describe(finding, evidence), self.settings.max_dump_mb)
-            path = writing.write_dump(record, data, self.settings.debug_dir, self.written + 1)
+            record = self.describe(finding, evidence)
         except errors.DumpError as e:
             return None, str(e)
         except Exception as e:
             # A broken process can fail to be described in any way. The finding must not be lost.
-            logger.exception("g4debug: the dump could not be made")
-            return None, f"{type(e).__name__}: {e}"
-        self.written += 1
-        return path, ""
+            return None, _not_made(e)
+        path, problem = self._write(record, self.written + 1)
+        self.written += path is not None
+        return path, problem
+
+    def _write(self, record: TrapRecord, number: int) -> tuple[Path | None, str]:
+        """Write a dump of this record. Returns its path, or None and why there is none."""
+        try:
+            whole, data = fitted(record, self.settings.max_dump_mb)
+            return writing.write_dump(whole, data, self.settings.debug_dir, number), ""
+        except errors.DumpError as e:
+            return None, str(e)
+        except Exception as e:
+            return None, _not_made(e)
+
+
+def _not_made(error: Exception) -> str:
+    logger.error("g4debug: the dump could not be made", exc_info=error)
+    return f"{type(error).__name__}: {error}"
 
 
 def fitted(record: TrapRecord, max_mb: int) -> tuple[TrapRecord, bytes]:

@@ -7,6 +7,7 @@ from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import psutil
 import pytest
@@ -14,6 +15,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import tracer_overhead
 from measuring import tracers
+from measuring.servers import ServerDied
 from measuring.together import Crowd
 
 pytestmark = pytest.mark.once("the code is ours alone")
@@ -67,12 +69,18 @@ def settled(server: Asleep, stopped: bool) -> bool:
 
 
 def test_one_server_at_a_time_is_awake():
-    servers = [Asleep.begun(), Asleep.begun(), Asleep.begun()]
+    first, servers = Asleep.begun(), [Asleep.begun(), Asleep.begun(), Asleep.begun()]
     prepared = []
-    with Crowd(servers) as crowd:
-        assert crowd.start(prepared.append) == "cpu"
-        assert {id(s) for s in prepared} == {id(s) for s in servers}
-        assert prepared[0] is servers[0]
+
+    def prepare(server):
+        assert server is first or first.process.poll() is not None  # gone from the device
+        prepared.append(server)
+
+    with Crowd(first, servers) as crowd:
+        assert crowd.start(prepare) == "cpu"
+        assert prepared[0] is first
+        assert {id(s) for s in prepared[1:]} == {id(s) for s in servers}
+        assert crowd.servers == servers
         assert all(settled(s, True) for s in servers)
         with crowd.awake(servers[1]):
             assert settled(servers[1], False)
@@ -82,8 +90,8 @@ def test_one_server_at_a_time_is_awake():
     assert all(s.process.poll() is not None for s in servers)
 
 
-def fail_while_awake(servers: list[Asleep]) -> None:
-    with Crowd(servers) as crowd:
+def fail_while_awake(first: Asleep, servers: list[Asleep]) -> None:
+    with Crowd(first, servers) as crowd:
         crowd.start(lambda server: None)
         with crowd.awake(servers[0]):
             raise ValueError("no answer")
@@ -92,8 +100,46 @@ def fail_while_awake(servers: list[Asleep]) -> None:
 def test_a_server_that_fails_is_not_left_asleep():
     servers = [Asleep.begun(), Asleep.begun()]
     with pytest.raises(ValueError, match="no answer"):
-        fail_while_awake(servers)
+        fail_while_awake(Asleep.begun(), servers)
     assert all(s.process.poll() is not None for s in servers)
+
+
+def test_if_the_first_dies_the_others_are_stopped_too():
+    first, servers = Asleep.begun(), [Asleep.begun()]
+    with pytest.raises(ServerDied), Crowd(first, servers) as crowd:
+        crowd.start(mock.Mock(side_effect=ServerDied("at its start")))
+    assert all(s.process.poll() is not None for s in (first, *servers))
+
+
+def test_no_server_that_is_compared_starts_first_and_alone(tmp_path, monkeypatch):
+    """It would be faster than one like it for as long as both live."""
+    started, orders = [], set()
+
+    class Told:
+        def __init__(self, name, variant, device, folder):
+            self.name, self.variant = name, variant
+
+    class Seen(Crowd):
+        def __enter__(self):
+            started.append((self.first, self.servers))
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(tracer_overhead, "Gated", Told)
+    monkeypatch.setattr(tracer_overhead, "Crowd", Seen)
+    monkeypatch.setattr(tracers, "installed", lambda: None)
+    for call in range(6):
+        args = Namespace(
+            seconds=1, device="cpu", contexts=(), tp=1, model="E4B", quick=True, together=1,
+            variants=("off", "off-again", "watch", "armed"), seed=1, first_round=100 * call,
+            out=tmp_path,
+        )  # fmt: skip
+        with pytest.raises(KeyboardInterrupt):
+            tracer_overhead.measure_together(args, tmp_path)
+        first, compared = started.pop()
+        assert (first.name, "G4DEBUG_TRACE" in first.variant.environment) == ("first", True)
+        assert sorted(s.name for s in compared) == ["armed-0", "off-0", "off-again-0", "watch-0"]
+        orders.add(tuple(s.name for s in compared))
+    assert len(orders) > 1
 
 
 def test_a_second_server_of_a_base_is_compared_with_the_first():

@@ -138,7 +138,7 @@ def test_a_dump_that_is_asked_for_is_written_once():
 
     def snapshot():
         asked.append(1)
-        return f"/dumps/{len(asked)}.pt", ""
+        return lambda: (f"/dumps/{len(asked)}.pt", "")
 
     status = Status(SimpleNamespace(step=7))
     publisher = StatusPublisher(status, {})
@@ -152,9 +152,77 @@ def test_a_dump_that_is_asked_for_is_written_once():
         ask(os.getpid(), b"2" * ASKED_BYTES)
         for _ in range(3):
             publisher.tell(0.0)
+            written()
         told = read(os.getpid())
         assert (told["asked"], told["dump"]) == ((b"2" * ASKED_BYTES).hex(), "/dumps/1.pt")
         assert len(asked) == 1
+    finally:
+        publisher.close()
+
+
+def written():
+    """Wait until the dump that is being written is done."""
+    for thread in threading.enumerate():
+        if thread.name == "g4debug-dump":
+            thread.join(60)
+
+
+def test_the_event_loop_goes_on_while_a_dump_is_written():
+    loop, disk, threads = threading.get_ident(), threading.Event(), []
+
+    def snapshot():
+        threads.append(("copied", threading.get_ident()))
+
+        def rest():
+            threads.append(("written", threading.get_ident()))
+            assert disk.wait(60)
+            return "/dumps/1.pt", ""
+
+        return rest
+
+    status = Status(SimpleNamespace(step=7))
+    status.snapshot = snapshot
+    publisher = StatusPublisher(status, {})
+    publisher.open()
+    first, second = b"1" * ASKED_BYTES, b"2" * ASKED_BYTES
+    try:
+        ask(os.getpid(), first)
+        publisher.tell(1.0)  # with the work in here it would not come back
+        ask(os.getpid(), second)
+        publisher.tell(2.0)
+        assert read(os.getpid())["told"] == 2.0
+        assert "asked" not in read(os.getpid())
+        disk.set()
+        written()
+        publisher.tell(3.0)
+        assert (read(os.getpid())["asked"], read(os.getpid())["dump"]) == (
+            first.hex(),
+            "/dumps/1.pt",
+        )
+        written()  # who asked meanwhile has waited for the first
+        publisher.tell(4.0)
+        assert read(os.getpid())["asked"] == second.hex()
+        assert [what for what, _ in threads] == ["copied", "written"] * 2
+        assert [(what == "copied") == (thread == loop) for what, thread in threads] == [True] * 4
+    finally:
+        disk.set()
+        publisher.close()
+
+
+def test_a_dump_that_fails_is_told_as_such():
+    def fails():
+        raise OSError(28, "No space left on device")
+
+    status = Status(SimpleNamespace(step=7))
+    status.snapshot = lambda: fails
+    publisher = StatusPublisher(status, {})
+    publisher.open()
+    try:
+        ask(os.getpid(), b"1" * ASKED_BYTES)
+        publisher.tell(1.0)
+        written()
+        publisher.tell(2.0)
+        assert read(os.getpid())["no_dump"] == "OSError: [Errno 28] No space left on device"
     finally:
         publisher.close()
 

@@ -165,6 +165,28 @@ def test_a_fault_that_exists_only_at_replay():
     assert (left.number, left.record.value) == (2, -5)
 
 
+def test_watchs_guard_in_a_graph_replaces_nothing_when_it_may_only_report():
+    trap, table = TrapBuffer(CUDA), torch.ones(2, 8, dtype=torch.int32, device=CUDA)
+    out, lengths = torch.zeros_like(table), torch.full((2,), 512, dtype=torch.int32, device=CUDA)
+
+    def guard() -> None:
+        page_guard.launch(
+            table, out, lengths, None, trap, 1, 100, 64, -1, repair=False, switched=True
+        )
+
+    guard()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        guard()
+    table[1, 3] = 5000
+    for replaced in (0, 5000):
+        graph.replay()
+        torch.cuda.synchronize()
+        assert [left.record.value for left in trap.take()] == [5000]
+        assert int(out[1, 3]) == replaced
+        trap.report_only()
+
+
 def test_two_sites_of_one_graph_are_told_apart():
     g = Graph()
     g.swa[3, 599] = 100  # the SWA pool's first invalid page, and a good one of the full pool

@@ -128,6 +128,24 @@ def test_a_bad_entry_that_appears_only_at_replay_is_named_and_repaired(at, value
     assert served.replay() == []
 
 
+@pytest.mark.parametrize(
+    ("value", "after"), [(29_999, 29_999), (30_001, 30_001), (10**9, 30_000), (-5, 30_000)]
+)
+def test_watch_changes_an_indptr_only_where_it_leads_outside_and_until_it_only_reports(
+    value, after
+):
+    served = Served(Repair.RANGES)
+    served.lists.indptr[1] = value
+    (found,) = served.replay()
+    assert (found.kind, found.value, found.expected) == (Kind.INDPTR, value, 30_000)
+    assert served.lists.indptr.tolist() == [0, after, 30_700, 30_701]
+    served.lists.indptr[1], served.lists.indices[7] = value, 10**8
+    served.trap.report_only()
+    assert served.replay()
+    assert served.lists.indptr.tolist() == [0, value, 30_700, 30_701]
+    assert int(served.lists.indices[7]) == 10**8
+
+
 @pytest.mark.parametrize("value", [29_999, 30_001, 10**9, -5])
 def test_a_broken_indptr_is_named_and_repaired(value):
     served = Served(Repair.UNSAFE)

@@ -29,7 +29,7 @@ WIDE = (
     "claims total acks host req_pool_indices mask_starts step number stamps loc firsts owners "
     "protected"
 )
-NARROW = "table indptr splits offsets kept req_to_token book seq_lens cu_q starts"
+NARROW = "table indptr splits offsets kept req_to_token book seq_lens cu_q starts corrects"
 TYPES = dict.fromkeys(WIDE.split(), "*i64") | dict.fromkeys(f"{NARROW} counts".split(), "*i32")
 MORE = {
     "_page_guard_kernel": {"out": "*i32"},
@@ -39,11 +39,12 @@ MORE = {
 TOOL = os.path.join(os.path.dirname(triton.__file__), "backends", "nvidia", "bin", "cuobjdump")
 for kernel in (_page_guard_kernel, _token_guard_kernel, _write_kernel):
     types = TYPES | MORE[kernel.fn.__name__]
-    for swa in (False, True):
+    for swa, watch in ((False, False), (True, False), (False, True), (True, True)):
         given = dict(
             HAS_Q=True, HAS_SPLITS=not swa, HAS_OFFSETS=swa, HAS_MASK=swa, HAS_ROWS=True,
             RAGGED=swa, HAS_TRUTH=True, BY_PAGE=swa, HAS_SHADOW=True, HAS_OWNERS=True,
-            HAS_STEP=swa, SWA=swa, REPAIR=1 + swa, FENCE=True, ROWS=64,
+            HAS_STEP=swa, SWA=swa, REPAIR=-1 if watch else 1 + swa, FENCE=True, ROWS=64,
+            SWITCHED=watch,
         )
         const = {p.name: given.get(p.name, p.default) for p in kernel.params if p.is_constexpr}
         sign = {n: "constexpr" if n in const else types.get(n, "i32") for n in kernel.arg_names}
@@ -73,6 +74,6 @@ def test_they_compile_for_sm90_and_spill_nothing(tmp_path):
         text=True,
         check=False,
     )
-    assert done.stdout.count("COMPILED") == 6, done.stderr[-3000:]
+    assert done.stdout.count("COMPILED") == 12, done.stderr[-3000:]
     needs = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("NEEDS")]
     assert all(int(registers) <= 128 and int(stack) == 0 for registers, stack in needs), needs

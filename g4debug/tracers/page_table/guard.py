@@ -69,7 +69,7 @@ def verdict(
     return kind, expected, judged & (freed == 0) & (own_page > 0)
 
 
-@launching.kernel(tensors=15, numbers=15)
+@launching.kernel(tensors=16, numbers=15)
 def _page_guard_kernel(
     table,
     out,
@@ -86,6 +86,7 @@ def _page_guard_kernel(
     protected,
     step,  # of the copy that req_to_token is, if HAS_STEP
     kept,  # the cells of bad rows, in host memory
+    corrects,  # read if SWITCHED: whether anything is replaced
     pages,
     page_size,
     window,
@@ -108,6 +109,7 @@ def _page_guard_kernel(
     HAS_STEP: tl.constexpr,
     SWA: tl.constexpr,
     REPAIR: tl.constexpr,
+    SWITCHED: tl.constexpr,
     FENCE: tl.constexpr,
     # Constants are arguments here: Triton compares each global of a kernel at each launch, which
     # takes four times as long.
@@ -161,6 +163,8 @@ def _page_guard_kernel(
         if not REPAIR:
             replaced = sure & outside
         safe = tl.where(replaced, repaired, tl.where(outside, 0, value))
+        if SWITCHED:
+            safe = tl.where(tl.load(corrects) != 0, safe, value)
         tl.store(out + row * out_stride_row + column, safe, mask=inside)
         certain = tl.sum(sure.to(tl.int32), axis=0)
         lacks = (needed > columns).to(tl.int32)
@@ -210,6 +214,7 @@ def launch(
     window: int,
     truth: Truth | None = None,
     repair: bool = True,
+    switched: bool = False,
 ) -> None:
     """Run the guard's kernel on the current stream, without waiting for it.
 
@@ -219,6 +224,7 @@ def launch(
     cu_q: int32/int64 [rows + 1], the running sum of the query lengths, or None for one query token
         in each row.
     pages, page_size, window, truth, repair: as in ``check_page_table``.
+    switched: ``out`` is the table as it is while ``TrapBuffer.corrects`` is 0.
     """
     rows, columns = table.shape
     if rows == 0 or columns == 0:
@@ -237,6 +243,7 @@ def launch(
             trap.host,
             *given.tensors,
             trap.cells,
+            trap.corrects,
         ),
         (
             pages,
@@ -255,6 +262,7 @@ def launch(
             truth is not None,
             *given.flags,
             repair,
+            switched,
             table.is_cuda,
         ),
     )

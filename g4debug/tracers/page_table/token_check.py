@@ -31,12 +31,19 @@ import torch
 from g4debug.backends.handed_over import TokenLists
 from g4debug.sanitizer.resolve import UNKNOWN, Resolved
 from g4debug.sanitizer.trap_buffer import CELLS, Cells, Record, TrapBuffer
+from g4debug.tracers.page_table import token_ranges
 from g4debug.tracers.page_table.check import Kind, Truth, at_pages, verdict
 
 
 class Repair(IntEnum):
-    """How much the guard changes. A word that has no right value (MASK) is made harmless."""
+    """How much the guard changes. A word that has no right value (MASK) is made harmless.
 
+    RANGES is for ``watch``: entries that are no token of the pool become token 0, and of the words
+    only those change by which a kernel would leave its memory
+    (:mod:`g4debug.tracers.page_table.token_ranges`). Nothing does if ``TrapBuffer.corrects`` is 0.
+    """
+
+    RANGES = -1
     NOTHING = 0
     UNSAFE = 1  # entries and words that would make a kernel read outside of what it may read
     ALL = 2  # all that is wrong, but not what is only suspected
@@ -175,6 +182,8 @@ def reference(
     wrong: list[list[int]] = found.wrong.tolist()
     bad = list(zip(found.bad.tolist(), found.full.tolist(), strict=True))
     before = lists.indices.to(torch.int64, copy=True) if bad else lists.indices
+    if repair is Repair.RANGES and not trap.corrects.item():
+        repair = Repair.NOTHING
     mend(lists, found, tokens, repair)
 
     def record(seen: list[int], count: int, full: int = UNKNOWN) -> Record:
@@ -210,6 +219,11 @@ def reference(
 
 def mend(lists: TokenLists, found: ListCheck, tokens: int, repair: Repair) -> None:
     """Change the lists as far as ``repair`` allows."""
+    if repair is Repair.RANGES:
+        bad = found.at[(found.bad[:, 2] < 0) | (found.bad[:, 2] >= tokens)]
+        lists.indices[bad] = 0
+        token_ranges.mend(lists, found.begins, found.listed, found.starts, tokens)
+        return
     if repair is Repair.NOTHING:
         return
     kinds, values = found.bad[:, 3], found.bad[:, 2]

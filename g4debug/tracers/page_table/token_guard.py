@@ -7,7 +7,9 @@ things differ:
 * It changes SGLang's own tensors, where :class:`Repair` says so. In a decode they are as long as
   the context of all requests together, so that a second list would cost as much memory again. All
   layers of one kind read the same list. An entry, and each word beside the entries, is read and
-  written by one program only, so no program sees what another one has changed.
+  written by one program only, so no program sees what another one has changed. With
+  ``Repair.RANGES`` one program looks at all words
+  (:mod:`g4debug.tracers.page_table.token_ranges_guard`).
 * The record keeps the entries around the bad one always, because the list may be repaired by the
   time that the host looks.
 
@@ -29,12 +31,13 @@ from g4debug.sanitizer.trap_buffer import TrapBuffer
 from g4debug.tracers.page_table.check import Kind
 from g4debug.tracers.page_table.guard import verdict
 from g4debug.tracers.page_table.token_check import Repair
+from g4debug.tracers.page_table.token_ranges_guard import words_in_range
 
 BLOCK = 512
 PROGRAMS = 1024  # so many are started at most, if there are fewer rows than that
 
 
-@launching.kernel(tensors=17, numbers=17)
+@launching.kernel(tensors=18, numbers=17)
 def _token_guard_kernel(
     indices,
     indptr,
@@ -53,6 +56,7 @@ def _token_guard_kernel(
     owners,
     protected,
     step,
+    corrects,  # read with Repair.RANGES: whether anything is changed
     size,
     tokens,
     page_size,
@@ -117,7 +121,27 @@ def _token_guard_kernel(
         if HAS_STEP:
             when = tl.load(step)
 
-        if part == 0:
+        change = n == n
+        if REPAIR < 0:
+            change = tl.load(corrects) != 0
+            if (part == 0) & (row == 0):
+                wrong, at_row, length, at_word, got, told, right_word = words_in_range(
+                    indices, indptr, lengths, splits, offsets, mask_starts, corrects,
+                    size, tokens, window, extra, rows, max_splits, mask_size, queries,
+                    HAS_SPLITS, HAS_OFFSETS, HAS_MASK, ROWS, BLOCK,
+                    SHORT, INDPTR, SPLITS, OFFSET, MASK,
+                )  # fmt: skip
+                if wrong > 0:
+                    whose = n * 0 - 1
+                    if HAS_TRUTH:
+                        whose = tl.load(req_pool_indices + at_row).to(tl.int64)
+                    place, claimed, seq = claim(claims, acks, mailbox, mailboxes, wrong < 0, BLOCK)
+                    leave(
+                        host, total, place, claimed, seq, at_row, at_word, got, length, wrong, told,
+                        right_word, when, tl.where(when >= 0, whose, -1), n * 0 - 1, n * 0 - 1,
+                        FENCE,
+                    )  # fmt: skip
+        elif part == 0:
             # The words beside the entries. The one with the smallest number is told.
             told = n * 0
             at_word = n * 0
@@ -212,6 +236,9 @@ def _token_guard_kernel(
                     tl.store(indices + at, repaired, mask=sure)
                 elif REPAIR > 0:
                     tl.store(indices + at, repaired, mask=sure & outside)
+                elif REPAIR < 0:  # noqa: SIM102
+                    if change:
+                        tl.store(indices + at, value * 0, mask=sure & outside)
                 suspicion = tl.sum(sure.to(tl.int32), axis=0) == 0
                 place, claimed, seq = claim(claims, acks, mailbox, mailboxes, suspicion, BLOCK)
                 where = tl.min(tl.where(tl.where(suspicion, bad, sure), entry, 2147483647), axis=0)
@@ -278,6 +305,7 @@ def launch(
             trap.host,
             trap.cells,
             *given.tensors,
+            trap.corrects,
         ),
         (
             lists.indices.shape[0],

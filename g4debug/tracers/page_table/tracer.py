@@ -49,6 +49,7 @@ SLACK = 4096
 class PageTableTracer(DeviceCheck[CheckedTable, Cell]):
     def __init__(self, context: Context) -> None:
         super().__init__(context, "bad cells")
+        self.least = Repair.UNSAFE  # what is changed of lists where no mode asks for more
         self.adapters: dict[int, Adapter] = {}  # by id() of the backends built in this process
         self.page_sizes: dict[int, int] = {}  # by the same
         self.drafts: set[int] = set()  # id() of backends of draft runners
@@ -342,7 +343,7 @@ class PageTableTracer(DeviceCheck[CheckedTable, Cell]):
         on_gpu = it.table.is_cuda
         if it.lists is not None:
             self.trap.keep_cells(it.mailbox)
-            repair = Repair.ALL if self.repair else Repair.UNSAFE
+            repair = Repair.ALL if self.repair else self.least
             (token_guard.launch if on_gpu else token_check.reference)(
                 it.lists,
                 self.trap,
@@ -367,6 +368,7 @@ class PageTableTracer(DeviceCheck[CheckedTable, Cell]):
                 it.window,
                 it.truth,
                 self.repair,
+                self.least is Repair.RANGES,
             )
         self.launched(key, it, on_gpu, 1, "tables" if it.lists is None else "token lists")
 

@@ -6,7 +6,9 @@ and no hook at an allocator. A page of the pool that is another request's, free 
 seen. A cell outside the pool is certainly wrong, whatever the server does, so nothing has to
 confirm it.
 
-In mode ``contain`` the kernel gets page 0 in its place: the answer is lost, and the server lives.
+In mode ``contain`` the kernel gets page 0 in its place: the answer is lost, and the server lives. A
+word beside a list is only told, unless a kernel would leave its memory by it
+(:mod:`g4debug.tracers.page_table.token_ranges`).
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import Any
 
 from g4debug.sanitizer.backend_state import BackendState
 from g4debug.tracers.base import Context, Tracer
+from g4debug.tracers.page_table.token_check import Repair
 from g4debug.tracers.page_table.tracer import PageTableTracer
 
 WHY = (
@@ -36,7 +39,9 @@ class RangeGuard(PageTableTracer):
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self.backends = NoBooks(None, self.snapshots)
-        self.repair = False  # nothing is replaced but what would be read outside of the pool
+        # Nothing is replaced but what would be read outside of the pool, and no word that would not
+        # lead there: the lengths that it is compared with may be ours alone.
+        self.repair, self.least = False, Repair.RANGES
 
     def install(self) -> None:
         super().install()

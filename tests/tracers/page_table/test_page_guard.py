@@ -191,6 +191,22 @@ def test_a_record_stands_until_it_was_read(function):
 
 
 @pytest.mark.parametrize("function", [page_guard.launch, check.reference])
+def test_watch_gives_sglangs_own_table_when_it_may_only_report(function):
+    """A guard in a CUDA graph was launched when watch still corrected."""
+    trap, case = TrapBuffer(CPU), one_bad(99)
+    for got, reports in ((0, False), (99, True)):
+        if reports:
+            trap.report_only()
+        out = torch.full_like(case.table, POISON)
+        function(
+            case.table, out, case.seq_lens, None, trap, 1, case.pages, case.page_size, -1, None,
+            False, True,
+        )  # fmt: skip
+        assert out.tolist() == [[1, 2, 3], [4, got, 6]]
+        assert [x.record.value for x in trap.take()] == [99]
+
+
+@pytest.mark.parametrize("function", [page_guard.launch, check.reference])
 def test_slots_do_not_disturb_each_other(function):
     trap = TrapBuffer(CPU, mailboxes=5)
     mailboxes = [trap.new_mailbox() for _ in range(3)]

@@ -5,6 +5,7 @@ The same on a GPU: tests/gpu/test_token_guard_gpu.py.
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import pytest
@@ -67,7 +68,9 @@ def agrees(case: ListCase, repair: Repair = Repair.ALL) -> None:
         if a is not None:
             assert torch.equal(a, b), name
             assert torch.equal(a, before) or (repair and seen)
-    if repair:
+    if repair is Repair.RANGES:
+        only_what_leads_outside(case, mended[0])
+    elif repair:
         is_safe(case, mended[0])
     if repair is Repair.ALL:
         harmless(case, mended[0], {b[:2] for b in bad if b[3] == Kind.FOREIGN})
@@ -89,6 +92,41 @@ def is_safe(case: ListCase, lists: TokenLists) -> None:
             needs = lists.queries * (n + lists.queries)
             assert start >= 0
             assert start + needs <= lists.mask_size or start == 0
+
+
+def leaves(lists: TokenLists) -> bool:
+    ends = lists.indptr.tolist()
+    return ends != sorted(ends) or ends[0] < 0 or ends[-1] > len(lists.indices)
+
+
+def outside_of_the_mask(lists: TokenLists, row: int) -> bool:
+    """A kernel reads a cell for each query of a row and each entry, and for its own tokens."""
+    begin, end = lists.indptr[row : row + 2].tolist()
+    offset = 0 if lists.offsets is None else int(lists.offsets[row])
+    line, start = offset + end - begin + lists.queries, int(lists.mask_starts[row])
+    return not 0 <= start <= start + lists.queries * line <= lists.mask_size or offset < 0
+
+
+def only_what_leads_outside(case: ListCase, lists: TokenLists) -> None:
+    """A kernel stays in its memory, and what would not have led it out of it is as it was."""
+    was = case.lists
+    assert not leaves(lists)
+    begin, end = lists.indptr[0], lists.indptr[-1]
+    read = lists.indices[begin:end]
+    assert ((read >= 0) & (read < case.tokens)).all()
+    changed = lists.indices != was.indices
+    assert (lists.indices[changed] == 0).all()
+    assert ((was.indices[changed] < 0) | (was.indices[changed] >= case.tokens)).all()
+    if not leaves(was):
+        assert torch.equal(lists.indptr, was.indptr)
+    if was.splits is not None:
+        assert torch.equal(lists.splits, was.splits)
+    for row in range(was.rows if was.mask_starts is not None else 0):
+        here = dataclasses.replace(was, indptr=lists.indptr)
+        if not outside_of_the_mask(here, row):
+            assert lists.mask_starts[row] == was.mask_starts[row]
+            assert lists.offsets[row] == was.offsets[row]
+        assert not outside_of_the_mask(lists, row) or lists.mask_starts[row] == 0
 
 
 def harmless(case: ListCase, lists: TokenLists, foreign: set[tuple[int, int]]) -> None:
@@ -146,6 +184,71 @@ def test_a_broken_indptr_does_not_lead_the_guard_out_of_the_list(function, indpt
     (left,) = trap.take()
     assert left.record.kind == Kind.INDPTR
     assert case.lists.indptr.tolist() == [0, 3, 5]
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize(
+    ("indptr", "after"),
+    [
+        ([0, 2, 5], [0, 2, 5]),  # another idea of the lengths, and all of it is in the list
+        ([1, 3, 5], [1, 3, 5]),
+        ([0, 4, 6], [0, 4, 6]),
+        ([0, 5, 3], [0, 3, 5]),
+        ([0, 3, 7], [0, 3, 5]),
+        ([0, 10**9, 5], [0, 3, 5]),
+        ([-1, 3, 5], [0, 3, 5]),
+    ],
+)
+def test_watch_changes_an_indptr_only_where_a_kernel_would_leave_the_list(function, indptr, after):
+    case, trap = small(indptr, [3, 2], [1, 2, 3, 4, 5, 10**8]), TrapBuffer(CPU)
+    function(case.lists, trap, 1, 100, 1, None, Repair.RANGES)
+    (left,) = trap.take()
+    assert left.record.kind == Kind.INDPTR
+    assert case.lists.indptr.tolist() == after
+    # Where that leads behind the lengths, the garbage there is read, too.
+    assert case.lists.indices.tolist() == [1, 2, 3, 4, 5, 0 if after[-1] == 6 else 10**8]
+
+
+def verified(offsets: list[int], starts: list[int], splits: list[int]) -> ListCase:
+    """Two rows of a window of 2, of 3 and 2 tokens, with 2 queries each: masks of 10 and 8."""
+    case = small([0, 2, 4], [3, 2], [1, 2, 3, 4])
+    lists = dataclasses.replace(
+        case.lists, window=2, splits=torch.tensor(splits), max_splits=8,
+        offsets=torch.tensor(offsets), mask_starts=torch.tensor(starts), mask_size=18, queries=2,
+    )  # fmt: skip
+    return dataclasses.replace(case, lists=lists)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize(
+    ("given", "after"),
+    [
+        (([0, 0], [0, 10]), ([0, 0], [0, 10])),  # another offset, but inside of the mask
+        (([1, 0], [2, 9]), ([1, 0], [2, 9])),
+        (([1, 1], [0, 10]), ([1, 0], [0, 10])),
+        (([-1, 0], [0, 10]), ([1, 0], [0, 10])),
+        (([1, 0], [0, 11]), ([1, 0], [0, 10])),
+        (([2**62, 0], [2**62, 10]), ([1, 0], [0, 10])),
+    ],
+)
+def test_watch_changes_a_mask_only_where_a_kernel_would_leave_it(function, given, after):
+    case, trap = verified(*given, splits=[0, 99]), TrapBuffer(CPU)
+    function(case.lists, trap, 1, 100, 1, None, Repair.RANGES)
+    assert trap.tripped
+    assert (case.lists.offsets.tolist(), case.lists.mask_starts.tolist()) == after
+    assert case.lists.splits.tolist() == [0, 99]  # told; a kernel reads less by it, and not more
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_watch_changes_nothing_when_it_may_only_report(function):
+    """A guard in a CUDA graph was launched when watch still corrected."""
+    case, trap = small([0, 10**9, -5], [3, 2], [1, -2, 3, 400, 5]), TrapBuffer(CPU)
+    before = case.copy()
+    trap.report_only()
+    function(case.lists, trap, 1, 100, 1, None, Repair.RANGES)
+    assert trap.total == 4
+    assert torch.equal(case.lists.indices, before.lists.indices)
+    assert torch.equal(case.lists.indptr, before.lists.indptr)
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)

@@ -106,6 +106,24 @@ def test_contain_mode_mends_a_wrong_token_and_log_mode_does_not(arm, mode, way, 
     assert (int(indices[3]) == right) is mended
 
 
+@pytest.mark.parametrize(("value", "after"), [(1, 1), (10**6, 0)])
+def test_watch_tells_a_wrong_indptr_and_leaves_it_where_a_kernel_stays_in_its_list(
+    arm, value, after
+):
+    dumps = arm(SGLANG_TRTLLM_MHA_DEBUG="watch")
+    rig = TritonRig()
+    backend, batch = prepared(rig)
+    indptr, splits = (
+        getattr(backend.forward_metadata, name) for name in ("kv_indptr", "num_kv_splits")
+    )
+    right = int(indptr[1])
+    indptr[1], splits[2] = right + value, 99
+    run(rig, backend, batch)
+    assert (int(indptr[1]), int(splits[2])) == (right + after, 99)
+    kinds = {reading.read(path).finding.kind for path in dumps.glob("*.pt")}
+    assert "list-bounds" in kinds
+
+
 def test_the_window_s_tokens_in_the_full_list_and_the_other_way_round(arm):
     arm(**DEBUG)
     rig = TritonRig()
