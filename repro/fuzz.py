@@ -103,7 +103,8 @@ def main() -> int:
             render.block(console, Block(str(seed), verdict != BAD, text, title, seconds))
         render.say(console, ", ".join(f"{n} {verdict}" for verdict, n in found.items()) + ".")
         if args.out:
-            page.servers(args.out, seeds, every)
+            asked = "" if args.model == DEFAULT else args.model
+            page.servers(args.out, seeds, every, asked)
             render.for_copying(console, "The page is in:", str(args.out))
         kept.good = found[GOOD] > 0 and not found[BAD]
     return kept.status

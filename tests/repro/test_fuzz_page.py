@@ -82,8 +82,8 @@ def test_a_page_of_servers(page, tmp_path):
         page.Server(4, "no MTP", "bad", "A finding."),
         page.Server(5, "no MTP", "good", "fine"),
     ]
-    page.servers(tmp_path / "x.md", range(3, 6), found)
+    page.servers(tmp_path / "x.md", range(3, 6), found, "any")
     text = (tmp_path / "x.md").read_text()
-    assert "Made by `repro/fuzz.py --first 3 --servers 3`: the seeds 3 to 5," in text
+    assert "Made by `repro/fuzz.py --first 3 --servers 3 --model any`: the seeds 3 to 5," in text
     assert "2 good, 1 bad." in text
     assert "| 3 | MTP, page_size=1 | good | 9 requests / no finding. |" in text

@@ -90,11 +90,12 @@ def _stood_by(it: Seen) -> str:
     return f"some stood: {it.reason or 'not told'}"
 
 
-def servers(out: Path, seeds: range, found: Sequence[Server]) -> None:
-    """Write the page of the healthy servers that were drawn."""
+def servers(out: Path, seeds: range, found: Sequence[Server], model: str = "") -> None:
+    """Write the page of the healthy servers that were drawn. model: as it was asked for, if so."""
     text = fill(
         Path(__file__).with_name("servers.md.j2"),
         seeds=seeds,
+        model=model,
         found=found,
         counts={
             v: sum(it.verdict == v for it in found) for v in dict.fromkeys(x.verdict for x in found)
