@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-REPRO = Path(__file__).parents[2] / "repro"
+HERE = Path(__file__).parent
+REPRO = HERE.parents[1] / "repro"
 LIMIT = 1800  # seconds that one script may take
 Done = subprocess.CompletedProcess[str]
 
@@ -36,6 +37,7 @@ def _start(request: pytest.FixtureRequest) -> Iterator[Start]:
         item.module.SCRIPT: None
         for item in request.session.items
         if isinstance(item, pytest.Function)
+        and item.path.is_relative_to(HERE)  # elsewhere a parameter may have this name
         and "script" in item.fixturenames
         and not any(mark.args[0] for mark in item.iter_markers("skipif"))
     }
