@@ -230,8 +230,6 @@ class Trap:
             )
         try:
             record = self.describe(finding, evidence)
-        except errors.DumpError as e:
-            return None, str(e)
         except Exception as e:
             # A broken process can fail to be described in any way. The finding must not be lost.
             return None, _not_made(e)
@@ -244,13 +242,14 @@ class Trap:
         try:
             whole, data = fitted(record, self.settings.max_dump_mb)
             return writing.write_dump(whole, data, self.settings.debug_dir, number), ""
-        except errors.DumpError as e:
-            return None, str(e)
         except Exception as e:
             return None, _not_made(e)
 
 
 def _not_made(error: Exception) -> str:
+    """Why there is no dump. What is no reason of our own is logged whole."""
+    if isinstance(error, errors.DumpError):
+        return str(error)
     logger.error("g4debug: the dump could not be made", exc_info=error)
     return f"{type(error).__name__}: {error}"
 

@@ -66,18 +66,19 @@ Make = Callable[[int | None], Workload]  # takes the number of requests, None fo
 
 def each(devices: Mapping[str, Make], **arguments: Any) -> dict[str, Make]:
     """The workloads of ``devices`` with these arguments of the engine."""
-
-    def of(make: Make) -> Make:
-        return lambda requests: make(requests).given(**arguments)
-
-    return {device: of(make) for device, make in devices.items()}
+    return _changed(devices, lambda workload: workload.given(**arguments))
 
 
 def undrafted(devices: Mapping[str, Make]) -> dict[str, Make]:
     """The workloads of ``devices`` without their draft."""
+    return _changed(devices, Workload.without_mtp)
 
+
+def _changed(
+    devices: Mapping[str, Make], change: Callable[[Workload], Workload]
+) -> dict[str, Make]:
     def of(make: Make) -> Make:
-        return lambda requests: make(requests).without_mtp()
+        return lambda requests: change(make(requests))
 
     return {device: of(make) for device, make in devices.items()}
 
