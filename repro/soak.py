@@ -95,6 +95,7 @@ def run(armed: bool, args: Namespace, folder: Path, console: Console) -> Outcome
         return mixed.run(
             name, env, folder, TIMEOUT, args.requests, engine, short=True, device=args.device,
             tape=armed, longest=args.longest, sampling=args.sampled,
+            grammar=args.grammar,
         )  # fmt: skip
 
 
@@ -132,6 +133,11 @@ def stayed_on_v1(text: str) -> str:
     return f"The server stayed on v1: {why[1] if why else 'its log does not say why'}."
 
 
+def by_grammar(run: Outcome) -> int:
+    """How many answers ended because their grammar was complete: all others ignore the end."""
+    return sum(out["finish"] == "stop" for out in run.result["outputs"].values())
+
+
 def main() -> int:
     parser = Parser(__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
@@ -159,6 +165,11 @@ def main() -> int:
         help="every second request samples its tokens, with a temperature of 0.8; then no tokens "
         "are compared",
     )
+    parser.add_argument(
+        "--grammar",
+        action="store_true",
+        help="the answer of every third request must match a grammar, which no tape carries",
+    )
     parser.keep("logs and dumps")
     parser.add_argument(
         "--v2", action="store_true", help="the armed run has FROZEN_KV_MTP on v2 (0.5.12.post1)"
@@ -185,6 +196,10 @@ def main() -> int:
         armed = run(True, args, kept.folder, console)
         told(console, "With every tracer", armed)
         wrong = stayed_on_v1(armed.text) if args.v2 else ""
+        if args.grammar and armed.completed:
+            ended = by_grammar(armed)
+            wrong = wrong or ("" if ended else "No answer was ended by its grammar.")
+            render.say(console, f"{ended} answers were ended by their grammar.", hang=4)
         for said in filter(None, (wrong, unstressed(armed.text))):
             render.say(console, said, hang=4, style="red" if said == wrong else "yellow")
         dumps = [reading.read(path).finding for path in (kept.folder / "dumps").glob("*.pt")]

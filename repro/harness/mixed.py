@@ -15,17 +15,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harness import byte_tokenizer
 from harness.engine import greedy, running
 from harness.processes import Outcome, run_child
 from harness.replays import keep_tape
 from harness.tracers import of_schedulers
 
 IDLE_SECONDS = 0.5
+XGRAMMAR = {"grammar_backend": "xgrammar"}
 # For thousands of short requests: more arguments of :func:`requests`, by device.
 SHORT: dict[str, dict[str, Any]] = {
     "cpu": {"longest": 160, "output": [2, 14]},
     "cuda": {"longest": 900, "output": [2, 60]},
 }
+
+
+GRAMMARS: tuple[dict[str, str], ...] = (
+    {"regex": r"(SWA|FULL) page [1-9][0-9]{2,4}, freed in step [0-9]{3}"},
+    {"regex": r"[a-z]{3,30}"},
+    {"json_schema": '{"type": "object", "properties": {"page": {"enum": [1, 22, 333]}}, '
+     '"required": ["page"], "additionalProperties": false}'},
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -64,6 +74,23 @@ def sampled(number: int, output: int) -> dict[str, Any]:
     """Sampling parameters of a request that samples, in one of three ways."""
     ways: tuple[dict[str, Any], ...] = ({"top_p": 0.9}, {"top_k": 40}, {"min_p": 0.05})
     return {**greedy(output), "temperature": 0.8, **ways[number % len(ways)]}
+
+
+def constrained(number: int, output: int) -> dict[str, Any]:
+    """Sampling parameters of a request whose answer must match a grammar, one of three.
+
+    The answer may be up to 24 tokens longer than the workload's others, so that some of them are
+    whole, and some are cut.
+    """
+    return {**greedy(output + 24), **GRAMMARS[number % len(GRAMMARS)], "ignore_eos": False}
+
+
+def parameters(number: int, output: int, sampling: bool, grammar: bool) -> dict[str, Any]:
+    """The sampling parameters of a workload's request."""
+    if grammar and number % 3 == 2:
+        found = constrained(number // 3, output)
+        return found | ({"temperature": 0.8} if sampling and number % 2 else {})
+    return sampled(number // 2, output) if sampling and number % 2 else greedy(output)
 
 
 def on_gpu(model: str = "", draft: str = "", **overrides: Any) -> dict[str, Any]:
@@ -116,12 +143,14 @@ def run(
     tape: bool = False,
     longest: int = 0,
     sampling: bool = False,
+    grammar: bool = False,
 ) -> Outcome:
     """``count`` requests, ``waves`` times, on an engine in a process of its own.
 
     overrides: arguments of the engine. short: thousands of short requests, see SHORT. longest:
     tokens of a prompt, in place of SHORT's. tape: leave the flight recorder's tape in ``folder``.
-    sampling: every second request samples its tokens.
+    sampling: every second request samples its tokens. grammar: the answer of every third one must
+    match a grammar.
     The result has the output of every request, and the checks of each scheduler's tracers.
     """
     arguments = {
@@ -131,6 +160,7 @@ def run(
         "shape": {**(SHORT[device] if short else {}), **({"longest": longest} if longest else {})},
         "tape": tape,
         "sampling": sampling,
+        "grammar": grammar,
     }
     return run_child(
         name, "harness.mixed", arguments, environment, folder, timeout,
@@ -147,12 +177,16 @@ def main(
     shape: Mapping[str, Any],
     tape: bool,
     sampling: bool = False,
+    grammar: bool = False,
 ) -> None:
     """The child. Between two waves the server is idle. shape: more arguments of `requests`."""
-    arguments = engine if device == "cpu" else on_gpu
+    arguments = (engine if device == "cpu" else on_gpu)(**overrides)
+    if grammar:
+        model = byte_tokenizer.beside(Path(arguments["model_path"]), result.parent)
+        arguments |= {"model_path": str(model), "skip_tokenizer_init": False, **XGRAMMAR}
     found: dict[str, Any] = {}
     accepted = []
-    with running(arguments(**overrides)) as server:
+    with running(arguments) as server:
         begin = time.perf_counter()
         for wave in range(waves):
             wanted = requests(count, seed=wave, **shape)
@@ -160,8 +194,7 @@ def main(
                 input_ids=[list(r.prompt) for r in wanted],
                 rid=[r.rid for r in wanted],
                 sampling_params=[
-                    sampled(n // 2, r.output) if sampling and n % 2 else greedy(r.output)
-                    for n, r in enumerate(wanted)
+                    parameters(n, r.output, sampling, grammar) for n, r in enumerate(wanted)
                 ],
             )
             for request, output in zip(wanted, outputs, strict=True):

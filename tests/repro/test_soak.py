@@ -54,7 +54,7 @@ def test_what_sglang_retracts_itself_counts(soak):
 def asked(soak, **given):
     usual = {
         "device": "cpu", "requests": 1, "backend": "", "v2": False, "model": "gemma-4", "draft": "",
-        "tp": 1, "tokens": 0, "together": 0, "longest": 0, "sampled": False,
+        "tp": 1, "tokens": 0, "together": 0, "longest": 0, "sampled": False, "grammar": False,
     }  # fmt: skip
     return soak.Namespace(**{**usual, **given})
 
@@ -100,3 +100,22 @@ def test_every_second_request_samples_if_that_is_asked_for(soak, monkeypatch, tm
     ways = [soak.mixed.sampled(number, 7) for number in range(3)]
     assert all(way["temperature"] > 0 and way["max_new_tokens"] == 7 for way in ways)
     assert len({frozenset(way) for way in ways}) == 3
+
+
+def test_every_third_answer_matches_a_grammar_if_that_is_asked_for(soak, monkeypatch, tmp_path):
+    seen = []
+    monkeypatch.setattr(soak.mixed, "run", lambda *given, **more: seen.append(more["grammar"]))
+    for grammar in (False, True):
+        soak.run(False, asked(soak, grammar=grammar), tmp_path, soak.Console(quiet=True))
+    assert seen == [False, True]
+    drawn = [soak.mixed.parameters(number, 7, False, True) for number in range(9)]
+    with_one = [number for number, way in enumerate(drawn) if {"regex", "json_schema"} & {*way}]
+    assert with_one == [2, 5, 8]
+    assert not any(drawn[number]["ignore_eos"] for number in with_one)
+    assert all(soak.mixed.parameters(number, 7, False, False)["ignore_eos"] for number in range(9))
+
+
+def test_only_an_answer_that_its_grammar_ended_counts(soak):
+    ends = dict(enumerate(("stop", "length", "abort", "stop")))
+    outputs = {f"r{number}": {"finish": end} for number, end in ends.items()}
+    assert soak.by_grammar(soak.Namespace(result={"outputs": outputs})) == 2

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from harness.byte_tokenizer import beside
 
 from suites.healthy.workload import (
     DEFAULT_LIMITS,
@@ -36,33 +37,10 @@ REGEX = r"(SWA|FULL) page [1-9][0-9]{2,4}, freed in step [0-9]{3}"
 
 def byte_tokenizer(folder: Path, model: str) -> Mapping[str, Any]:
     """Write a model: its toy with a token for each byte, in a vocabulary of the same size."""
-    from tokenizers import (
-        AddedToken,
-        Tokenizer,
-        decoders,
-        models,
-        pre_tokenizers,
-    )
-
     from g4debug.cpu import toys
-    from g4debug.cpu.geometry import SPECIAL_TOKENS
-    from g4debug.cpu.toy import VOCAB
 
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    words = [*SPECIAL_TOKENS, *letters]
-    words += [f"unused{i}" for i in range(len(words), VOCAB)]
-    made = Tokenizer(models.BPE({w: i for i, w in enumerate(words)}, []))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    made.add_special_tokens([AddedToken(t, special=True) for t in SPECIAL_TOKENS])
     # The two engines of a group begin at the same time, so each has a folder of its own.
-    target = Path(tempfile.mkdtemp(prefix="target-", dir=folder))
-    made.save(str(target / "tokenizer.json"))
-    for file in toys.load(model).models()[0].iterdir():  # the toy's weights, and all else
-        link = target / file.name
-        if file.name != "tokenizer.json":
-            link.symlink_to(file)
-    return {"model_path": str(target)}
+    return {"model_path": str(beside(toys.load(model).models()[0], folder))}
 
 
 async def _matched(client: Client, name: str, value: str, count: int = 4) -> list[str]:
