@@ -2,8 +2,9 @@
 
 It wraps what g4debug puts around each of SGLang's functions. From the moment a hook is entered the
 time is its site's, while SGLang's own function runs it is SGLang's again, and so on inward. So a
-site's time belongs to our code alone, its waiting included. Starting and stopping the
-clock takes about a microsecond for each call, which counts as ours.
+site's time belongs to our code alone, its waiting included. Where SGLang's function launches a step,
+what our code does after it is told apart (``BEHIND``), because the device works then. Starting and
+stopping the clock takes about a microsecond for each call, which counts as ours.
 
 An idle scheduler goes round its loop as fast as it can, and our hooks with it. That costs nobody
 anything, so only rounds in which a batch is run, or its result processed, are counted.
@@ -29,6 +30,8 @@ from served import gate
 FIRST = "scheduler.recv_requests"  # a round of the scheduler's loop begins with it
 PROFILE = "BENCHMARK_PROFILE"
 WORK = ("scheduler.run_batch", "scheduler.process_result")
+LAUNCH = "scheduler.run_batch"
+BEHIND = f"{LAUNCH}, behind the launch"
 spent: dict[str, list[float]] = {}
 _round: dict[str, list[float]] = {}  # of the round that is not over yet
 _owners: list[str] = [""]  # '': SGLang's time
@@ -54,7 +57,7 @@ def register() -> None:
             if threading.get_ident() != mine:
                 return whole(original, *args, **kwargs)
             if built[0] is not original:  # a chain of hooks remembers the function that it is for
-                built = original, _as("", original)
+                built = original, _as("", original, BEHIND if site == LAUNCH else "")
             if site == FIRST:
                 _end_of_round()
             return _as(site, whole)(built[1], *args, **kwargs)
@@ -73,8 +76,11 @@ def register() -> None:
     gate.register()
 
 
-def _as(owner: str, function: Any) -> Any:
-    """``function``, while it runs the time is ``owner``'s."""
+def _as(owner: str, function: Any, then: str = "") -> Any:
+    """``function``, while it runs the time is ``owner``'s.
+
+    then: whose it is afterwards, '' for whose it was before.
+    """
 
     def run(*args: Any, **kwargs: Any) -> Any:
         _turn(owner)
@@ -82,8 +88,12 @@ def _as(owner: str, function: Any) -> Any:
         try:
             return function(*args, **kwargs)
         finally:
-            _turn(_owners[-2])
-            if _owners.pop():
+            _turn(then or _owners[-2])
+            _owners.pop()
+            if then:
+                _owners[-1] = then
+                _round.setdefault(then, [0, 0.0])[0] += 1
+            if owner:
                 _round[owner][0] += 1
 
     return run

@@ -18,11 +18,13 @@ import pytest
 import test_prefill_gpu
 import torch
 from test_engine_replay import run_engine
+from test_rank_divergence_gpu import ENGINE, models, serve
 
 from g4debug.dumps import reading
 from g4debug.findings import black_box
 from g4debug.findings.record import TrapRecord
 
+__all__ = ["models"]  # the fixture
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
@@ -201,3 +203,22 @@ while True:
                 sys.exit()
     time.sleep(0.1)
 """
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_one_rank_of_two(tmp_path: Path, models: None) -> None:
+    """Rank 1 reads a page that is not there: its own core dump tells it, and no other rank's."""
+    fault = "seed=3;page-oob=1*on@mode=replay@rank=1"
+    status, log, dumps = serve(tmp_path, ENGINE, 400, **ALONE, G4DEBUG_FAULTS=fault)
+    assert status != 0, log[-3000:]
+    assert "page-oob #1" in log
+    records = [reading.read(path) for path in dumps]
+    crashed = [r for r in records if r.finding.location.rank == 1]
+    print([(r.finding.location.rank, r.finding.headline, r.autopsy) for r in records])
+    assert crashed, log[-5000:]
+    told = [r for r in crashed if r.autopsy is not None]
+    assert told, log[-5000:]
+    agrees(told[0], log)
+    for record in records:
+        other = record.finding.location.rank == 0 and record.autopsy is not None
+        assert not other or record.autopsy.page == -1, record.autopsy

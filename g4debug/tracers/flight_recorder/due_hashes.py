@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from g4debug.findings import tape
 from g4debug.findings.tape import How
 
-MANY = 64  # of them, with copies of their tokens, are made although no step comes
+# Of them, with copies of their tokens, are made although no step comes. So many end in one step.
+MANY = 256
 
 
 @dataclass
