@@ -33,11 +33,14 @@ DOCS = Path(__file__).resolve().parent.parent / "docs"
 SERVER = "server"
 
 
-def run(group: Group, folder: Path) -> Ran:
-    """Both engines of a group at the same time: one alone keeps one core busy."""
+def run(group: Group, folder: Path, compare: bool = True) -> Ran:
+    """Both engines of a group at the same time: one alone keeps one core busy.
+
+    compare: False for the armed one alone.
+    """
     if group.refused:
         return refused(group, start(group, False, folder))
-    compared = any(w.compare for w in group.workloads)
+    compared = compare and any(w.compare for w in group.workloads)
     with ThreadPoolExecutor(2) as pool:
         plain = pool.submit(start, group, False, folder) if compared else None
         armed = pool.submit(start, group, True, folder)
@@ -58,11 +61,17 @@ def serve_or_kept(minutes: float, folder: Path, model: str) -> Served:
     return served
 
 
-def chosen(known: Mapping[str, Group], wanted: Sequence[str] | None) -> list[str]:
-    """The ids of the groups that run: those on the command line, or all but the short subset."""
+def chosen(
+    known: Mapping[str, Group], wanted: Sequence[str] | None, armed_only: bool = False
+) -> list[str]:
+    """The ids of the groups that run: those on the command line, or all but the short subset.
+
+    armed_only: without the server, of which nothing is compared or replayed.
+    """
     if wanted:
         return [name for name in (*known, SERVER) if name in wanted]
-    return [*(name for name, group in known.items() if not group.short), SERVER]
+    groups = [name for name, group in known.items() if not group.short]
+    return groups if armed_only else [*groups, SERVER]
 
 
 def main() -> int:
@@ -79,8 +88,16 @@ def main() -> int:
     parser.results(
         "keep logs, dumps and results here. A group that has a good result there is not run again"
     )
+    parser.add_argument(
+        "--armed-only",
+        action="store_true",
+        help="run only the engines with tracers, and replay their tapes: no tokens are compared, "
+        "and no page is written",
+    )
     parser.add_argument("--list", action="store_true", help="list the groups and do nothing")
     args = parser.parse_args()
+    if args.armed_only and args.out:
+        parser.error("--armed-only: expected no --out, since a page says what was compared")
     console = Console(highlight=False)
     known, missing = groups(args.model), left_out(args.model)
     for name in args.only or ():
@@ -97,20 +114,23 @@ def main() -> int:
     served: Served | None = None
     with logs("healthy", console, "Logs, dumps and results are in:", given=args.results) as left:
         folder = results_of(left.folder, args.model)
-        for name in chosen(known, args.only):
+        for name in chosen(known, args.only, args.armed_only):
             if name == SERVER:
                 served = serve_or_kept(args.minutes, folder, args.model)
                 render.block(console, served_block(served))
                 continue
             group, path = known[name], folder / f"{name}.result"
             ran = kept(group, path)
+            if args.armed_only:
+                path = folder / f"{name}.armed.result"
+                ran = ran or kept(group, path)
             if ran is None:
-                ran = run(group, folder / name)
+                ran = run(group, folder / name, not args.armed_only)
                 keep(ran, path)
             runs.append(ran)
             render.block(console, block(ran))
         left.good = all(r.good for r in runs) and (served is None or not served.problem)
-        if args.out or not args.only:
+        if args.out or not (args.only or args.armed_only):
             out = args.out or page(DOCS, "healthy", args.model)
             done = {r.group.id for r in runs}
             rest = [name for name, group in known.items() if not group.short and name not in done]

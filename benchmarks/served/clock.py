@@ -2,9 +2,9 @@
 
 It wraps what g4debug puts around each of SGLang's functions. From the moment a hook is entered the
 time is its site's, while SGLang's own function runs it is SGLang's again, and so on inward. So a
-site's time belongs to our code alone, its waiting included. Where SGLang's function launches a step,
-what our code does after it is told apart (``BEHIND``), because the device works then. Starting and
-stopping the clock takes about a microsecond for each call, which counts as ours.
+site's time belongs to our code alone, its waiting included. Where SGLang's function launches a
+step, what our code does after it is told apart (``BEHIND``), because the device works then.
+Starting and stopping the clock takes about a microsecond for each call, which counts as ours.
 
 An idle scheduler goes round its loop as fast as it can, and our hooks with it. That costs nobody
 anything, so only rounds in which a batch is run, or its result processed, are counted.

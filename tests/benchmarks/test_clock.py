@@ -38,9 +38,9 @@ def test_elsewhere_a_site_has_its_time_before_and_after(clock):
 
 def test_a_launch_that_fails_leaves_the_clock_as_it_was(clock):
     def fails():
-        raise ValueError
+        raise ValueError("no")
 
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="no"):
         clock._as(clock.LAUNCH, clock._as("", fails, clock.BEHIND))()
     assert clock._owners == [""]
     assert clock._round == {clock.LAUNCH: [1, 1.0], clock.BEHIND: [1, 1.0]}

@@ -11,6 +11,7 @@ import importlib.util
 import re
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -174,3 +175,24 @@ def test_an_engine_that_died(healthy, group, runs, tmp_path):
     assert healthy.judge(group, *runs, tmp_path).problem.startswith("without tracers: ")
     del runs[1].result["eos"]
     assert not healthy.judge(group, *runs, tmp_path).good
+
+
+def test_the_armed_engines_alone_leave_the_server_out_and_write_no_page(healthy, capsys):
+    script = importlib.import_module("healthy")
+    known = {name: SimpleNamespace(short=name == "short") for name in ("mtp", "short", "plain")}
+    assert script.chosen(known, None) == ["mtp", "plain", "server"]
+    assert script.chosen(known, None, armed_only=True) == ["mtp", "plain"]
+    assert script.chosen(known, ["server"], armed_only=True) == ["server"]
+
+
+def test_the_armed_engine_alone_is_no_compared_one(healthy, monkeypatch, tmp_path):
+    script, begun = importlib.import_module("healthy"), []
+    group = SimpleNamespace(refused="", workloads=[SimpleNamespace(compare=True)])
+    judged = SimpleNamespace(good=False)
+    monkeypatch.setattr(script, "start", lambda group, armed, folder: begun.append(armed) or armed)
+    monkeypatch.setattr(script, "judge", lambda group, plain, armed, folder: judged)
+    assert script.run(group, tmp_path) is judged
+    assert sorted(begun) == [False, True]
+    begun.clear()
+    script.run(group, tmp_path, compare=False)
+    assert begun == [True]
