@@ -1,7 +1,7 @@
 """Measures how long the scheduler's host is in the tracers' hooks, for prefills and for decodes.
 
     python benchmarks/host_time.py [--device cuda|cpu] --out FILE.csv [--variants armed,kv-writes]
-                                   [--rounds 3]
+                                   [--rounds 3] [--model E4B]
     python benchmarks/host_time.py --table FILE.csv [--sites 6]
 
 One server of each variant, one after the other. ``served/clock.py`` tells for each place that
@@ -23,7 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from measuring import options, results, tracers
+from measuring import models, options, results, tracers
 from measuring.fleet import Fleet, Gated
 from measuring.servers import ServerDied
 
@@ -36,9 +36,14 @@ PHASES: dict[str, dict[str, int]] = {
 COUNTS = {"cuda": {1: 24, 8: 48, 64: 128}, "cpu": {1: 4, 4: 8}}
 
 
-def ask(server: Gated, phase: str, batch: int, count: int, seed: int) -> list[dict[str, Any]]:
-    """Rows of one phase: one for each site, and the one of all together with its name ''."""
-    question = {"serve": batch, "seed": seed, "count": count, **PHASES[phase]}
+def ask(
+    server: Gated, phase: str, batch: int, count: int, seed: int, more: Mapping[str, int]
+) -> list[dict[str, Any]]:
+    """Rows of one phase: one for each site, and the one of all together with its name ''.
+
+    more: of the question.
+    """
+    question = {"serve": batch, "seed": seed, "count": count, **PHASES[phase], **more}
     before = server.facts()
     rows = server.put(question)["rows"]
     after = server.facts()
@@ -65,7 +70,9 @@ def ask(server: Gated, phase: str, batch: int, count: int, seed: int) -> list[di
 
 def measure(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     tracers.installed()
-    shared = tracers.engine(args.device, ())
+    shared = tracers.engine(args.device, (), model=args.model)
+    vocab = tracers.loaded(argparse.Namespace(**vars(args), contexts=()), quick=False).vocab
+    more = {"vocab": vocab} if vocab else {}
     variants = {
         name: replace(variant, plugin="clock")
         for name, variant in tracers.under_load(args.variants, shared).items()
@@ -81,7 +88,7 @@ def measure(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
             for number in range(args.rounds + 1):
                 for phase in PHASES:
                     for batch, count in COUNTS[args.device].items():
-                        rows = ask(server, phase, batch, count, 1 + 10 * number + batch)
+                        rows = ask(server, phase, batch, count, 1 + 10 * number + batch, more)
                         if number:  # the first round compiles kernels
                             rows = [{"variant": name, "round": number, **row} for row in rows]
                             file.add(rows, device)
@@ -121,6 +128,9 @@ def table(rows: Sequence[Mapping[str, Any]], sites: int) -> list[str]:
 def main() -> int:
     parser = options.parser(__doc__, "cuda", rounds=3, out="the CSV")
     parser.add_argument("--variants", type=lambda t: t.split(","), default=["armed"])
+    parser.add_argument(
+        "--model", choices=models.NAMES, default="E4B", help="on a GPU (default: E4B)"
+    )
     parser.add_argument("--table", type=Path, metavar="FILE")
     parser.add_argument("--sites", type=int, default=6, help="how many the table names")
     args = parser.parse_args()
