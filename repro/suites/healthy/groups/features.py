@@ -67,7 +67,7 @@ async def lora(client: Client) -> None:
 HICACHE = {"enable_hierarchical_cache": True, "hicache_ratio": 2.0, "max_total_tokens": 2048}
 UNIFIED = {"SGLANG_ENABLE_UNIFIED_RADIX_TREE": "1"}
 
-# From 0.5.14 on HiCache of such a model is the unified cache's, see "hicache-unified".
+# From 0.5.13 on HiCache of such a model is the unified cache's, see "hicache-unified".
 BEFORE_UNIFIED = (
     without_mtp(
         "hicache",
@@ -79,7 +79,7 @@ BEFORE_UNIFIED = (
 )
 
 GROUPS = (
-    *(BEFORE_UNIFIED if targets.matches("<0.5.14") else ()),
+    *(BEFORE_UNIFIED if targets.matches("<0.5.13") else ()),
     without_mtp(
         "lora",
         "LoRA: SGLang's layers for it want pinned memory, which only an accelerator has",
