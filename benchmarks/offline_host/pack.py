@@ -2,8 +2,9 @@
 
     python benchmarks/offline_host/pack.py FOLDER [--part-bytes 46000000] [--jobs 2]
 
-The host needs Python 3.12, NVIDIA's libraries of CUDA 13 as pip installs them, gcc, and the usual
-packages beside torch (numpy, pydantic, fastapi, ...). Copy the parts to one folder there, then:
+The host needs Python 3.12, NVIDIA's libraries of CUDA 13 as pip installs them, gcc, and numpy,
+pytest and their like. Copy the parts to one folder there, then ``begin.sh`` runs a list of jobs, or
+by hand:
 
     bash FOLDER/unpack.sh FOLDER TARGET
     . TARGET/env.sh                       # sets PYTHONPATH and LD_PRELOAD for the server
@@ -36,7 +37,24 @@ PINNED = (
     "openai==2.8.0", "quack-kernels==0.6.5", "sentencepiece==0.2.1", "llguidance==1.9.1",
     "kernels==0.14.1",
 )  # fmt: skip
-GLIBC = (35, 34, 31, 28, 27, 26, 24, 17)  # pip matches each number exactly
+# What they import beside torch; of these a host may lack any.
+BESIDE = (
+    "annotated-types==0.8.0", "asttokens==3.0.2", "cffi==2.1.1", "click==8.5.1",
+    "compressed-tensors==0.18.0", "cuda-python==13.4.4", "cuda-tile==1.7.0", "decorator==5.3.1",
+    "dill==0.4.1", "distro==1.9.0", "easydict==1.14", "executing==2.3.0", "fastapi==0.165.0",
+    "gguf==0.19.0", "interegular==0.3.3", "ipython==9.18.1", "ipython-pygments-lexers==1.1.1",
+    "jedi==0.20.1", "jiter==0.19.0", "jsonschema==4.26.0", "jsonschema-specifications==2025.9.1",
+    "loguru==0.7.3", "matplotlib-inline==0.2.2", "msgspec==0.23.0", "openai-harmony==0.0.4",
+    "opentelemetry-api==1.45.2", "orjson==3.13.0", "parso==0.8.7",
+    "partial-json-parser==0.2.1.1.post7", "pexpect==4.9.0", "prompt-toolkit==3.0.53",
+    "psutil==7.2.2", "ptyprocess==0.7.0", "pure-eval==0.2.4", "pybase64==1.5.1", "pycparser==3.12",
+    "pydantic==2.14.3", "pydantic-core==2.50.4", "pyelftools==0.33", "python-multipart==0.0.34",
+    "pyzmq==27.3.0", "referencing==0.37.0", "rpds-py==2026.9.1", "setproctitle==1.3.8",
+    "sniffio==1.3.1", "soundfile==0.14.0", "stack-data==0.6.3", "starlette==1.10.0",
+    "tabulate==0.10.0", "torch-memory-saver==0.0.10", "traitlets==5.16.1",
+    "typing-inspection==0.4.5", "uvicorn==0.54.0", "watchfiles==1.3.0", "wcwidth==0.9.4",
+)  # fmt: skip
+GLIBC = (35, 34, 31, 28, 27, 26, 24, 17, 12)  # pip matches each number exactly
 KEEP = 90  # compute capability 9.0
 # What no server on sm90 needs, as patterns below the packages' folder.
 DROP = (
@@ -100,7 +118,7 @@ def download(folder: Path) -> None:
         *("--python-version", "3.12", "--implementation", "cp"),
         *(part for abi in ("cp312", "abi3", "none") for part in ("--abi", abi)),
         *(part for name in platforms for part in ("--platform", name)),
-        *("-d", str(folder), *PINNED),
+        *("-d", str(folder), *PINNED, *BESIDE),
     ]
     if subprocess.run(command, check=False).returncode:
         raise SystemExit("pip could not get all wheels; its last line says which one")

@@ -78,3 +78,44 @@ def test_a_missing_function_aborts_with_its_name():
     code = load("stub_symbols").source(["ncclCommGrow"])
     assert "int ncclCommGrow(void) {" in code
     assert "ncclCommGrow is not in this host's libraries" in code
+
+
+def test_sglang_finds_the_clones_plugin_where_it_is_registered(tmp_path):
+    script = str(HERE / "register.py")
+    done = subprocess.run([sys.executable, script, str(tmp_path)], check=False)
+    assert done.returncode == 0
+    ask = "import importlib.metadata as m; print(m.entry_points(group='sglang.srt.plugins'))"
+    command = [sys.executable, "-I", "-S", "-c", f"import sys; sys.path[:0] = sys.argv[1:]; {ask}"]
+    told = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert "g4debug.plugin:register" in told.stdout
+
+
+def test_a_folder_without_it_is_told(monkeypatch, tmp_path, capsys):
+    register = load("register")
+    monkeypatch.setattr(register, "write", lambda folder: folder)
+    monkeypatch.setattr(sys, "argv", ["register.py", str(tmp_path)])
+    assert register.main() == 1
+    assert f"got no plugin g4debug in {tmp_path}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("script", ["begin.sh", "collect.sh", "unpack.sh"])
+def test_the_shell_scripts_can_be_read(script):
+    subprocess.run(["bash", "-n", str(HERE / script)], check=True)
+
+
+def test_nothing_begins_where_g4debug_would_not_be_found(tmp_path):
+    """A target that is there already, and whose Python path has no SGLang."""
+    target, out = tmp_path / "target", tmp_path / "out"
+    target.mkdir()
+    (target / "env.sh").write_text("export PYTHONNOUSERSITE=1\n")
+    command = ["bash", str(HERE / "begin.sh"), "-", str(target), "jobs", str(out), "5"]
+    there = tmp_path / "bin"
+    there.mkdir()
+    python = there / "python3"
+    python.write_text(f'#!/bin/sh\n[ "$1" = - ] && set -- -S -\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    path = f"{there}:/usr/bin:/bin"
+    done = subprocess.run(command, env={"PATH": path}, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    assert "No module named 'sglang'" in done.stderr
+    assert not (out / "queue.out").exists()
