@@ -20,6 +20,10 @@ small ones, in which SGLang itself retracts and evicts, are the default.
 Qwen3 8B or gpt-oss 20B with weights that SGLang draws (``repro/workloads/shapes.py``), on SGLang's
 own choice of attention backends if --backend names none. --draft is a draft for it.
 
+With --clients nothing is injected: requests end because their clients go away, and are retracted
+because there is no room. A client does not go in the same step of both runs, so of such a request
+the tokens must be the same as far as both came.
+
 With --v2, on SGLang 0.5.12.post1, the armed run has ``SGLANG_FROZEN_KV_MTP_V2=1`` and SGLang's
 strict leak check, so that it is FROZEN_KV_MTP on v2 that is held against v1's tokens. Its steps are
 others than v1's, and so are the requests that are aborted; such a one must have the same tokens as
@@ -64,11 +68,14 @@ BACKENDS = ("prefill_attention_backend", "decode_attention_backend")
 STARVED = "starved"
 WAITED = "The flight recorder told that a request starved: a retracted one waits behind all others."
 TIMEOUT = 3600.0  # seconds of one run
+CONSERVATIVE = 0.1  # with --clients SGLang lets in more requests than there is room for
+WAVES = 2  # with --clients: all requests, and a few behind a flush
 
 
 def run(armed: bool, args: Namespace, folder: Path, console: Console) -> Outcome:
     name, v2 = "armed" if armed else "plain", armed and args.v2
-    env = {"G4DEBUG_FAULTS": STRESS, **(V2 if v2 else {})}
+    env = {**({} if args.clients else {"G4DEBUG_FAULTS": STRESS}), **(V2 if v2 else {})}
+    waves = WAVES if args.clients else 1
     if armed:
         env |= {
             "G4DEBUG_TRACE": ",".join(tracers.on_one_rank()),
@@ -89,13 +96,15 @@ def run(armed: bool, args: Namespace, folder: Path, console: Console) -> Outcome
         engine["tp_size"] = args.tp
     if armed and args.device == "cuda":
         env["G4DEBUG_NOT_RUN_ON_THIS_RELEASE"] = "1"  # this is the script that runs it there
+    if args.clients:
+        engine["schedule_conservativeness"] = CONSERVATIVE
     if args.backend:
         engine |= dict.fromkeys(BACKENDS, args.backend)
     with console.status(name):
         return mixed.run(
-            name, env, folder, TIMEOUT, args.requests, engine, short=True, device=args.device,
-            tape=armed, longest=args.longest, sampling=args.sampled,
-            grammar=args.grammar,
+            name, env, folder, TIMEOUT, args.requests, engine, waves=waves, short=True,
+            device=args.device, tape=armed, longest=args.longest, sampling=args.sampled,
+            grammar=args.grammar, clients=args.clients,
         )  # fmt: skip
 
 
@@ -111,16 +120,19 @@ def counts(text: str) -> str:
     )
 
 
-def unstressed(text: str) -> str:
+def unstressed(text: str, clients: bool = False) -> str:
     """Which kind of stress never came into play in a run; empty if each did.
 
-    Where the pools are so small that SGLang itself retracts, the fault finds no step for it.
+    clients: nothing is injected, and how many clients went away is told elsewhere. Where the pools
+    are so small that SGLang itself retracts, the fault finds no step for it.
     """
     signs = {
         "aborted a request": r"abort-request #",
         "retracted one": r"forced-retract #|#retracted_reqs: [1-9]",
         "evicted a prefix": r"radix-evict #",
     }
+    if clients:
+        signs = {"retracted one": r"#retracted_reqs: [1-9]"}
     missing = [what for what, sign in signs.items() if not re.search(sign, text)]
     return f"Nothing {', '.join(missing)} in it, so it says nothing of that." if missing else ""
 
@@ -170,6 +182,12 @@ def main() -> int:
         action="store_true",
         help="the answer of every third request must match a grammar, which no tape carries",
     )
+    parser.add_argument(
+        "--clients",
+        action="store_true",
+        help="no fault: each request is sent on its own, some clients go away, and a few more "
+        "come behind a flush. What is retracted and evicted is for want of room",
+    )
     parser.keep("logs and dumps")
     parser.add_argument(
         "--v2", action="store_true", help="the armed run has FROZEN_KV_MTP on v2 (0.5.12.post1)"
@@ -200,14 +218,19 @@ def main() -> int:
             ended = by_grammar(armed)
             wrong = wrong or ("" if ended else "No answer was ended by its grammar.")
             render.say(console, f"{ended} answers were ended by their grammar.", hang=4)
-        for said in filter(None, (wrong, unstressed(armed.text))):
+        if args.clients and armed.completed:
+            left = sum(out["finish"] == "abort" for out in armed.result["outputs"].values())
+            wrong = wrong or ("" if left else "No client went away.")
+            said = f"{left} clients went away. Then the caches were flushed, and some more came."
+            render.say(console, said, hang=4)
+        for said in filter(None, (wrong, unstressed(armed.text, args.clients))):
             render.say(console, said, hang=4, style="red" if said == wrong else "yellow")
         dumps = [reading.read(path).finding for path in (kept.folder / "dumps").glob("*.pt")]
         findings = [found for found in dumps if found.kind != STARVED]
         if len(findings) < len(dumps):
             render.say(console, WAITED, hang=4, style="yellow")
         both = plain.completed and armed.completed
-        alike, of = _alike(plain, armed, args.v2) if both else (0, 0)
+        alike, of = _alike(plain, armed, args.v2 or args.clients) if both else (0, 0)
         differ = args.device == "cuda" or args.sampled  # on a GPU they may
         kept.good = both and not wrong and not findings and (alike == of or differ)
         again = decided_again(args, kept.folder, console) if both else (True, "")
@@ -231,16 +254,16 @@ def decided_again(args: Namespace, folder: Path, console: Console) -> tuple[bool
         return replayed(folder)
 
 
-def _alike(plain: Outcome, armed: Outcome, v2: bool = False) -> tuple[int, int]:
+def _alike(plain: Outcome, armed: Outcome, abort_differs: bool = False) -> tuple[int, int]:
     """(how many requests got the same tokens in both runs, how many there are)."""
     first, second = plain.result["outputs"], armed.result["outputs"]
-    alike = sum(_same(out, second.get(rid), v2) for rid, out in first.items())
+    alike = sum(_same(out, second.get(rid), abort_differs) for rid, out in first.items())
     return alike, len(first.keys() | second.keys())
 
 
-def _same(one: dict[str, Any], other: dict[str, Any] | None, v2: bool) -> bool:
-    """v2: the steps are others, so that an abort strikes others, or them earlier or later."""
-    if one == other or other is None or not v2:
+def _same(one: dict[str, Any], other: dict[str, Any] | None, abort_differs: bool) -> bool:
+    """abort_differs: one may strike others than in the other run, or them earlier or later."""
+    if one == other or other is None or not abort_differs:
         return one == other
     if "abort" not in (one["finish"], other["finish"]):
         return False

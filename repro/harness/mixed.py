@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from harness import byte_tokenizer
-from harness.engine import greedy, running
+from harness.clients import serve
+from harness.engine import flush, greedy, running
 from harness.processes import Outcome, run_child
 from harness.replays import keep_tape
 from harness.tracers import of_schedulers
@@ -36,6 +37,12 @@ GRAMMARS: tuple[dict[str, str], ...] = (
     {"json_schema": '{"type": "object", "properties": {"page": {"enum": [1, 22, 333]}}, '
      '"required": ["page"], "additionalProperties": false}'},
 )  # fmt: skip
+# Of requests that clients send: long answers, so that SGLang has to retract for want of room.
+LONG: dict[str, dict[str, Any]] = {"cpu": {"output": [2, 80]}, "cuda": {"output": [2, 300]}}
+
+
+# Behind a flush, which drops from the tape what is before it when 64 steps have passed.
+FEW = 12
 
 
 @dataclass(frozen=True)
@@ -144,23 +151,30 @@ def run(
     longest: int = 0,
     sampling: bool = False,
     grammar: bool = False,
+    clients: bool = False,
 ) -> Outcome:
     """``count`` requests, ``waves`` times, on an engine in a process of its own.
 
     overrides: arguments of the engine. short: thousands of short requests, see SHORT. longest:
     tokens of a prompt, in place of SHORT's. tape: leave the flight recorder's tape in ``folder``.
     sampling: every second request samples its tokens. grammar: the answer of every third one must
-    match a grammar.
+    match a grammar. clients: each request is sent on its own, and some clients go away, see
+    ``harness.clients``; behind a flush of the caches there are only a few short ones.
     The result has the output of every request, and the checks of each scheduler's tracers.
     """
     arguments = {
         "count": count,
         "waves": waves,
         "overrides": dict(overrides),
-        "shape": {**(SHORT[device] if short else {}), **({"longest": longest} if longest else {})},
+        "shape": {
+            **(SHORT[device] if short else {}),
+            **(LONG[device] if clients else {}),
+            **({"longest": longest} if longest else {}),
+        },
         "tape": tape,
         "sampling": sampling,
         "grammar": grammar,
+        "clients": clients,
     }
     return run_child(
         name, "harness.mixed", arguments, environment, folder, timeout,
@@ -178,6 +192,7 @@ def main(
     tape: bool,
     sampling: bool = False,
     grammar: bool = False,
+    clients: bool = False,
 ) -> None:
     """The child. Between two waves the server is idle. shape: more arguments of `requests`."""
     arguments = (engine if device == "cpu" else on_gpu)(**overrides)
@@ -190,19 +205,22 @@ def main(
         begin = time.perf_counter()
         for wave in range(waves):
             wanted = requests(count, seed=wave, **shape)
-            outputs = server.generate(
-                input_ids=[list(r.prompt) for r in wanted],
-                rid=[r.rid for r in wanted],
-                sampling_params=[
-                    parameters(n, r.output, sampling, grammar) for n, r in enumerate(wanted)
-                ],
-            )
+            if clients and wave:
+                wanted = requests(FEW, seed=wave, **{**shape, "output": (2, 14)})
+            prompts, rids = [list(r.prompt) for r in wanted], [r.rid for r in wanted]
+            ways = [parameters(n, r.output, sampling, grammar) for n, r in enumerate(wanted)]
+            if clients:
+                outputs = serve(server, rids, prompts, ways)
+            else:
+                outputs = server.generate(input_ids=prompts, rid=rids, sampling_params=ways)
             for request, output in zip(wanted, outputs, strict=True):
                 meta = output["meta_info"]
                 reason = (meta.get("finish_reason") or {}).get("type", "")
                 found[request.rid] = {"tokens": output["output_ids"], "finish": reason}
                 accepted.append(meta.get("spec_accept_length", 1.0))
             time.sleep(IDLE_SECONDS)  # at idle, SGLang and pool-leak count their pages
+            if clients and wave + 1 < waves:
+                flush(server)
         checked = of_schedulers() if os.environ.get("G4DEBUG_TRACE") else {}
         seconds = time.perf_counter() - begin
         if tape:

@@ -55,6 +55,7 @@ def asked(soak, **given):
     usual = {
         "device": "cpu", "requests": 1, "backend": "", "v2": False, "model": "gemma-4", "draft": "",
         "tp": 1, "tokens": 0, "together": 0, "longest": 0, "sampled": False, "grammar": False,
+        "clients": False,
     }  # fmt: skip
     return soak.Namespace(**{**usual, **given})
 
@@ -119,3 +120,28 @@ def test_only_an_answer_that_its_grammar_ended_counts(soak):
     ends = dict(enumerate(("stop", "length", "abort", "stop")))
     outputs = {f"r{number}": {"finish": end} for number, end in ends.items()}
     assert soak.by_grammar(soak.Namespace(result={"outputs": outputs})) == 2
+
+
+def test_clients_come_again_behind_a_flush_and_nothing_is_injected(soak, monkeypatch, tmp_path):
+    seen = []
+    monkeypatch.setattr(soak.mixed, "run", lambda *given, **more: seen.append((given, more)))
+    soak.run(False, asked(soak, clients=True, requests=100), tmp_path, soak.Console(quiet=True))
+    soak.run(False, asked(soak, requests=100), tmp_path, soak.Console(quiet=True))
+    (with_clients, more), (usual, less) = seen
+    assert "G4DEBUG_FAULTS" not in with_clients[1]
+    assert (with_clients[4], more["waves"], more["clients"]) == (100, 2, True)
+    assert "G4DEBUG_FAULTS" in usual[1]
+    assert (usual[4], less["waves"], less["clients"]) == (100, 1, False)
+
+
+def test_some_clients_go_at_once_some_in_the_middle_and_most_stay(soak):
+    clients = importlib.import_module("harness.clients")
+    leave = [clients.leaves_after(number, 10) for number in range(300)]
+    assert leave.count(0) == 12
+    assert leave.count(5) == 24
+    assert leave.count(None) == 300 - 36
+
+
+def test_without_faults_only_a_retraction_is_asked_for(soak):
+    assert soak.unstressed("#retracted_reqs: 2", clients=True) == ""
+    assert "Nothing retracted one in it" in soak.unstressed("", clients=True)
