@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import releases
 import small_tape
+from drive_recorded import SALTED, SALTS
 from real_engine import ENGINE, drive, dumps_in
 
 from g4debug import cli
@@ -165,6 +166,23 @@ def test_no_priority_is_not_priority_0(
     result = replay(tmp_path, record, capsys, "--pages-only")
     assert result["code"] == 0, result
     assert result["equal"] == result["steps"] > 25
+
+
+@pytest.mark.once("a salt is hashed alike on each release")
+def test_a_prompt_that_the_prefix_cache_keeps_apart_by_salts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Requests with another ``extra_key`` or ``cache_salt`` share no page, here either."""
+    record = recorded(tmp_path, False, 6, more={"salted": 3})
+    on = record.tape
+    assert on is not None
+    requests = tape.read(data(on), on.page, on.firsts).requests.values()
+    first = tape.hash_bytes(on.page, on.page, 0, on.firsts)
+    prompts = [r.hashes[:first] for r in requests if r.prompt == SALTED][-3 * len(SALTS) :]
+    assert (len(prompts), len({*prompts})) == (3 * len(SALTS), len(SALTS))
+    result = replay(tmp_path, record, capsys, "--pages-only")
+    assert result["code"] == 0, result
+    assert result["equal"] == result["steps"] == on.steps > 3 * len(SALTS)
 
 
 @pytest.mark.once("who ends a replay, and what it leaves, is up to the replay")
