@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,11 +24,12 @@ from g4debug.findings.status import Limit, TracerStatus
 from g4debug.findings.tape import Code, Recording, Why
 from g4debug.findings.tape_record import data, pack
 from g4debug.replay.host import Outcome
-from g4debug.replay.setting import CannotReplay, Setting, recording_of, setting_of
+from g4debug.replay.setting import RELEASES, CannotReplay, Setting, recording_of, setting_of
 from g4debug.replay.verdict import NOTHING, OTHERWISE, REPRODUCED, judge
 from g4debug.replay.workload import BEHIND
 
 pytestmark = pytest.mark.once("verdicts are made without SGLang")
+ROOT = Path(__file__).parents[2]
 STEPS = 70
 FACTS = {
     "page_size": 16, "size": 320, "size_full": 640, "size_swa": 320, "sliding_window_size": 127,
@@ -506,14 +508,27 @@ def test_which_toy_stands_for_a_server_with_one_pool(
     assert arguments.items() <= made.arguments.items()
 
 
+ENDED = ("killed", "oom-killed", "native-crash", "gone")
+
+
+def killed(kind: str) -> TrapRecord:
+    """As it is made of a black box."""
+    return having(finding=finding(check="flight-recorder", kind=kind), tape=None)
+
+
 @pytest.mark.parametrize(
     ("there", "why"),
     [
-        (having(tape=None), "has no tape"),
+        (having(tape=None), "has no tape: the server had not begun"),
+        *((killed(kind), "which has none; a server that") for kind in ENDED),
         (having(tape=tape_of(taped(), ("LoRA adapters",))), "LoRA adapters"),
         (having(tape=tape_of(taped(steps=0))), "no step"),
         (having(tape=tape_of(taped() + b"\xee")), "damaged"),
-        (having(versions={"sglang": "0.5.19"}), "of SGLang 0.5.19"),
+        (
+            having(versions={"sglang": "0.5.19"}),
+            "of SGLang 0.5.19, and dumps of these releases only are replayed: "
+            + ", ".join(RELEASES),
+        ),
         (having(tape=tape_of(taped(), speculative_algorithm="EAGLE3")), "EAGLE3 was never"),
         (having(tape=one_pool(size=None)), "size is None"),
         (having(tape=one_pool(), versions={"sglang": "0.5.18"}), "replayed on 0.5.23 only"),
@@ -540,6 +555,11 @@ def test_which_toy_stands_for_a_server_with_one_pool(
 )
 def test_what_cannot_be_replayed_is_said(there: TrapRecord, why: str) -> None:
     assert why in refused(there)
+
+
+def test_the_page_names_the_releases_whose_dumps_are_replayed() -> None:
+    page = " ".join((ROOT / "docs" / "replay.md").read_text().split())
+    assert f"Dumps of these releases are replayed: {', '.join(RELEASES)}." in page
 
 
 def test_a_tape_of_more_tokens_than_can_be_made_is_refused(monkeypatch: Any) -> None:
