@@ -284,11 +284,45 @@ def test_lengths_and_rows_that_differ_are_seen() -> None:
 
 
 def test_a_server_without_a_finding() -> None:
+    """Nothing was reproduced then, and nobody is innocent of what nobody saw."""
     on = tape_of(taped())
-    assert told(ASKED, on).text == "reproduced: 70 of 70 steps are equal, and nothing was found"
+    quiet = told(ASKED, on, elsewhere=("the attention backend fa3", "CUDA graphs"))
+    assert quiet.code == REPRODUCED
+    assert quiet.text == "nothing was found, there or here: 70 of 70 steps are equal"
+    assert quiet.more[0] == "The scheduler decided the same in each step."
+    assert quiet.more[1] == (
+        "These tracers looked here: flight-recorder, kv-allocator, page-table."
+    )  # fmt: skip
+    (proof,) = quiet.more[2:]
+    assert proof.startswith("That is no proof that all was right there: if its answers were wrong")
+    assert proof.endswith(
+        "memory, and what ran there and not here: the attention backend fa3, CUDA graphs."
+    )
+    assert "innocent" not in " ".join((quiet.text, *quiet.more))
     found = told(ASKED, on, THERE)
     text = f"found here, in step {STEPS}: g4debug: page-table: page 9"
     assert (found.code, found.text) == (OTHERWISE, text)
+
+
+@pytest.mark.parametrize(
+    ("here", "says"),
+    [
+        (blind("page-table", limits=(NEVER,)), "But page-table did not look at all of it here ("),
+        (
+            blind("page-table", off="no table", nothing="no table"),
+            "These tracers looked here: flight-recorder, kv-allocator.",
+        ),
+        (blind("page-table", mode=""), "These tracers looked here: flight-recorder, kv-allocator."),
+        (None, "But the replay left no dump that says who looked."),
+    ],
+)
+def test_where_nothing_was_found_it_is_told_who_looked(
+    here: tuple[TracerStatus, ...] | None, says: str
+) -> None:
+    last = None if here is None else dataclasses.replace(ASKED, tracers=here)
+    quiet = told(ASKED, tape_of(taped()), last=last)
+    assert quiet.text.startswith("nothing was found, there or here: ")
+    assert any(line.startswith(says) for line in quiet.more), quiet.more
 
 
 def test_what_stops_the_replay_early_is_told_with_the_states_up_to_there() -> None:
@@ -313,6 +347,7 @@ def test_what_was_not_replayed_is_neither_reproduced_nor_innocent(there: TrapRec
     assert verdict.more[-1].startswith("What came after step 40 was not replayed")
     assert (there.finding.headline in verdict.more[-1]) == (there is not ASKED)
     assert "innocent" not in " ".join(verdict.more)
+    assert "no proof" not in " ".join(verdict.more)  # nobody expects one of a part
 
 
 def test_what_differs_or_is_found_behind_the_last_step_that_was_asked_for_does_not_count() -> None:
