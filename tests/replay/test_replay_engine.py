@@ -395,6 +395,23 @@ def test_a_hang_of_sglangs_own_comes_again(
     assert _does_not_come(result, "fix parked-chunk on")
 
 
+@pytest.mark.long("a search for fewer requests, and three servers")
+@pytest.mark.once("its dump is of the newest release")
+def test_a_hang_of_the_newest_release_becomes_a_script(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its request has no answer after 30 s, from a server that lives and says nothing."""
+    record = reading.read(Path(__file__).with_name("parked-chunk-0.5.23.pt"))
+    script = tmp_path / "script.py"
+    result = replay(
+        tmp_path, record, capsys, "--pages-only", "--script", str(script), "--seconds", "1500"
+    )
+    assert result["code"] == 0, result
+    assert result["script"]["file"] == str(script), result["script"]
+    assert result["script"]["text"].endswith("nobody: request 1 got 0 of 1 tokens in 30 s")
+    assert "g4debug." not in script.read_text().partition('"""\n\n')[2]
+
+
 @pytest.mark.once("a tape loses its beginning alike on each release")
 def test_a_hang_of_a_server_whose_tape_has_lost_its_beginning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
