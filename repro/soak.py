@@ -108,8 +108,13 @@ def run(armed: bool, args: Namespace, folder: Path, console: Console) -> Outcome
         )  # fmt: skip
 
 
+# Begins the line of a tensor-parallel rank but the first, which decides as the first one does.
+OTHER_RANK = re.compile(r"^\[[^\]]* TP[1-9]\d*\b.*$", re.M)
+
+
 def counts(text: str) -> str:
-    """How often a run aborted, retracted, evicted and reused tokens, from its log."""
+    """How often a run aborted, retracted, evicted and reused tokens, from its first rank's log."""
+    text = OTHER_RANK.sub("", text)
     aborted = text.count("abort-request #")
     retracted = sum(int(n) for n in re.findall(r"#retracted_reqs: (\d+)", text))
     evicted = text.count("radix-evict #")

@@ -102,6 +102,7 @@ def run(args: argparse.Namespace) -> int:
     from g4debug.reporters import replay_html
 
     fixes = dict(map(_fix, args.fix))
+    trace = () if args.trace is None else _tracers(args.trace)
     for release in args.sglang:
         _refuse_unknown(release)
     if args.until and (args.shrink or args.script or fixes or args.sglang):
@@ -114,7 +115,6 @@ def run(args: argparse.Namespace) -> int:
     if len({out.resolve() for out in outputs}) < len(outputs):
         raise CliError("--html, --shrink and --script: expected a file for each of them")
     record = reading.read(args.dump)
-    trace = tuple(filter(None, (args.trace or "").split(",")))
     with tempfile.TemporaryDirectory(prefix="g4debug-replay-") as temporary:
         folder = Path(temporary) if args.keep is None else args.keep
         folder.mkdir(parents=True, exist_ok=True)
@@ -139,6 +139,18 @@ def _refuse_unknown(release: str) -> None:
     except CannotReplay as e:
         if release not in host.makeable():
             raise CliError(f"--sglang {release}: {e}") from None
+
+
+def _tracers(text: str) -> tuple[str, ...]:
+    """The tracers of ``--trace``. Raises CliError, before SGLang starts, which takes a while."""
+    known = discovery.names("tracer")
+    given = (name.strip() for name in text.split(",") if name.strip())
+    asked = tuple(dict.fromkeys(discovery.FORMER.get(name, name) for name in given))
+    unknown = [name for name in asked if name not in known]
+    if unknown or not asked:
+        what = f"there is no tracer {', '.join(unknown)}" if unknown else "it names no tracer"
+        raise CliError(f"--trace {text}: {what}; expected some of {', '.join(known)}")
+    return asked
 
 
 def _fix(text: str) -> tuple[str, bool]:

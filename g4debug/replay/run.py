@@ -48,7 +48,7 @@ def replayed(
     the file that gets the fewest requests as plain SGLang. until: the last step, as the server
     counted, that is replayed; 0 for all. After Ctrl-C it is the last step that was.
     """
-    shrunk, tried, scripted = None, [], None
+    shrunk, tried, scripted, untried, table_of = None, [], None, "", ""
     try:
         on, recording = setting.recording_of(record)
         made = setting.setting_of(record, on, recording)
@@ -89,7 +89,11 @@ def replayed(
         if plain is not None and not stopped:
             scripted = _script(search, made, folder, plain, time.monotonic() + seconds)
             stopped = scripted.text == INTERRUPTED
-        if judged.found is not None and not stopped:
+        if fixes or releases:
+            untried = _untried(judged, stopped)
+        if judged.found is not None and (fixes or releases) and not untried:
+            if not verdict.alike(record.finding, judged.found):
+                table_of = judged.found.headline
             for name, other in _others(made, fixes or {}, releases):
                 try:
                     host.made(other.release)
@@ -132,8 +136,21 @@ def replayed(
         faults=made.environ.get("G4DEBUG_FAULTS", ""),
         shrunk=shrunk,
         tried=tuple(tried),
+        table_of=table_of,
+        untried=untried,
         script=scripted,
     )
+
+
+def _untried(judged: verdict.Verdict, stopped: bool) -> str:
+    """Why no finding is looked for with other fixes and releases, in words; '' if one is."""
+    if stopped:
+        return "this replay was stopped"
+    if judged.states is not None and judged.states.differs:
+        return "the states differ already with the fixes and the release that were there"
+    if judged.found is None:
+        return "nothing was found here, so there is nothing that could come or stay away"
+    return ""
 
 
 def _further(pages_only: bool) -> str:

@@ -72,6 +72,12 @@ class Setting:
 def recording_of(record: TrapRecord) -> tuple[Tape, Recording]:
     """The dump's tape. Raises CannotReplay if it has none or it cannot be read."""
     on = record.tape
+    if on is None and place_of(record.finding) is Place.ENDED:
+        raise CannotReplay(
+            "the dump has no tape: the scheduler was killed or died outside of Python, and such a "
+            "dump is made of its black box, which has none; a server that still runs is asked for "
+            "its tape by g4debug doctor --pid PID --tape FILE"
+        )
     if on is None:
         raise CannotReplay(
             "the dump has no tape: the server had not begun, flight-recorder was not armed, "
@@ -103,8 +109,8 @@ def setting_of(record: TrapRecord, on: Tape, recording: Recording) -> Setting:
     release = record.versions.get("sglang", "")
     if release not in RELEASES:
         raise CannotReplay(
-            f"it is of SGLang {release or '(unknown)'}, and replays were run on "
-            f"{', '.join(RELEASES)} only"
+            f"it is of SGLang {release or '(unknown)'}, and dumps of these releases only are "
+            f"replayed: {', '.join(RELEASES)}"
         )
     page = facts.get("page_size")
     if on.page != page:

@@ -20,6 +20,7 @@ from g4debug.replay.workload import BEHIND
 REPRODUCED, OTHERWISE, NOTHING = 0, 1, 2  # exit codes
 RECORDER = "flight-recorder"
 UNTOLD = "cannot be told: nothing was found here"
+NO_PROOF = "That is no proof that all was right there"
 HANG = RECORDER, "hang"  # check and kind of a finding
 # A crash tells of no page. Who calls the host innocent of it must have looked with both of these.
 PAGES = "kv-allocator", "page-table"
@@ -180,7 +181,8 @@ def judge(
     if verdict.states is not None and verdict.code == REPRODUCED and verdict.found is None:
         n = f"{verdict.states.equal} of {recorded.steps} steps are equal"
         text = f"equal up to step {step}: {n}, and nothing was found up to there"
-    return dataclasses.replace(verdict, text=text, more=(*verdict.more, more))
+    kept = tuple(line for line in verdict.more if not line.startswith(NO_PROOF))  # of a part
+    return dataclasses.replace(verdict, text=text, more=(*kept, more))
 
 
 def _first_steps(record: TrapRecord, step: int) -> TrapRecord:
@@ -270,7 +272,9 @@ def _of_equal(
         return Verdict(OTHERWISE, text, (_equal(n), outcome.error), states)
     if there is None:
         if first is None:
-            return Verdict(REPRODUCED, f"reproduced: {n}, and nothing was found", (), states)
+            text = f"nothing was found, there or here: {n}"
+            more = tuple(_of_silence(outcome.last, elsewhere))
+            return Verdict(REPRODUCED, text, more, states)
         text = f"found here, in step {first.location.step + on.first}: {first.headline}"
         return Verdict(OTHERWISE, text, (_equal(n),), states, first)
     if same is not None:
@@ -316,6 +320,24 @@ def _of_equal(
     if there.reference:
         innocent.append(there.reference)
     return Verdict(OTHERWISE, "not reproduced, states equal", tuple(innocent), states)
+
+
+def _of_silence(here: TrapRecord | None, elsewhere: Sequence[str]) -> Iterator[str]:
+    """What it says, and what not, that the server had no finding and its replay has none."""
+    yield "The scheduler decided the same in each step."
+    parts = () if here is None else here.tracers
+    looked = tuple(part.name for part in parts if part.mode and not part.idle)
+    if looked:
+        yield f"These tracers looked here: {', '.join(looked)}."
+    for name in looked or (RECORDER,):
+        why = blind((name,), here)
+        if why:
+            yield f"But {why}."
+    also = f", and what ran there and not here: {', '.join(elsewhere)}" if elsewhere else ""
+    yield (
+        f"{NO_PROOF}: if its answers were wrong, no tracer that looked sees why. Look at what a "
+        f"replay does not have: the numbers that kernels compute, streams, memory{also}."
+    )
 
 
 def _of_a_tracer(

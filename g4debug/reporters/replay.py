@@ -61,7 +61,9 @@ class Replayed:
     code: 0 if it did and found the same, 1 if it found something else or nothing, 2 if that cannot
     be told. equal: steps that were equal, of ``steps``; -1 if they could not be compared.
     pages_compared: in how many of them the places of all pages were. differs: the first step that
-    differs, 0 if none does. begins: see ``Tape``. faults: that were injected again.
+    differs, 0 if none does. begins: see ``Tape``. faults: that were injected again. table_of: the
+    finding whose coming is told of other fixes and releases, if it is not like the dump's. untried:
+    why none was tried, although some were asked for.
     """
 
     code: int
@@ -79,6 +81,8 @@ class Replayed:
     faults: str = ""
     shrunk: Shrunk | None = None
     tried: tuple[tuple[str, str], ...] = ()  # with another fix or release: name, what came of it
+    table_of: str = ""
+    untried: str = ""
     script: Scripted | None = None
 
     @property
@@ -124,7 +128,11 @@ def render(result: Replayed, console: Console) -> None:
         say(f"injected again: {result.faults}")
     for note in result.notes:
         say(f"not as it was: {note}")
+    if result.untried:
+        say(f"not tried with another fix or release: {result.untried}")
     if result.tried:
+        if result.table_of:
+            say(f"whether this comes, which was found here: {result.table_of}")
         wide = max(len(name) for name, _ in result.compared)
         for name, what in result.compared:
             hang(console, Text(f"{name:{wide}}  {what}"), "  ", 4 + wide)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sample_trap import sample_record
 
 from g4debug import cli
 from g4debug.dumps import writing
+from g4debug.findings.record import TrapRecord
+from g4debug.replay import run
+from g4debug.reporters.replay import Replayed
 
 pytestmark = pytest.mark.once("what is refused is refused without SGLang")
 
@@ -29,6 +33,43 @@ def test_a_dump_without_a_tape(dump: Path, capsys: pytest.CaptureFixture[str]) -
 def test_a_fix_that_is_not_there(text: str, dump: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["replay", str(dump), "--fix", text]) == 2
     assert f"--fix {text}: expected ID=0 or ID=1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("page-tabel", "there is no tracer page-tabel"),
+        ("page-table, x,y", "there is no tracer x, y"),
+        ("", "it names no tracer"),
+        (",", "it names no tracer"),
+    ],
+)
+def test_a_tracer_that_is_not_there_is_refused_before_sglang_starts(
+    text: str,
+    why: str,
+    dump: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(run, "replayed", lambda *_: pytest.fail("it was replayed"))
+    assert cli.main(["replay", str(dump), "--trace", text]) == 2
+    told = capsys.readouterr().err
+    assert f"--trace {text}: {why}; expected some of " in told
+    assert "kv-allocator" in told
+
+
+def test_the_tracers_that_are_asked_for(dump: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each once; spaces do not matter. Without the option they are those that were armed."""
+    armed: list[tuple[str, ...]] = []
+
+    def replayed(_dump: Path, _record: TrapRecord, trace: tuple[str, ...], *_: Any) -> Replayed:
+        armed.append(trace)
+        return Replayed(0, "reproduced")
+
+    monkeypatch.setattr(run, "replayed", replayed)
+    for more in ((), ("--trace", "page-table, kv-allocator,page-table")):
+        assert cli.main(["replay", str(dump), *more]) == 0
+    assert armed == [(), ("page-table", "kv-allocator")]
 
 
 @pytest.mark.parametrize(

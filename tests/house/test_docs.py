@@ -219,6 +219,16 @@ def test_links_lead_somewhere(page: str) -> None:
             assert anchor in anchors(there.read_text()), target
 
 
+def test_the_readmes_first_screen_shows_a_replay_and_how_to_try_it() -> None:
+    """The picture is drawn higher than a screen, so it comes behind both."""
+    before, _, _ = TEXTS["README.md"].partition("(docs/show.svg)")
+    assert "\n$ g4debug replay dump.pt " in before
+    assert "make demo" in before
+    dump = re.search(r"\(tests/replay/[a-z-]+-([0-9.post]+)\.pt\)", before)
+    assert dump is not None
+    assert f"`make env SGLANG={dump[1]}`" in before
+
+
 def test_the_picture_fetches_nothing() -> None:
     picture = (ROOT / "docs" / "show.svg").read_text()
     urls = set(re.findall(r"https?://[^\s\"'<>)]+", picture))

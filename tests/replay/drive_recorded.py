@@ -5,10 +5,11 @@ arguments of the engine. Strangers, conversations, shared prefixes, aborts and s
 in the order, it asks the scheduler for its tape at the end, and writes it there. ``flush``: the
 cache is flushed, and so many requests follow. ``long``: so many long answers. ``waiting``: so
 many requests wait for each other, of which 0.5.12.post1 dies. ``grammar``: so many
-requests have one, before that flush. ``priorities``: each request has one of these, or none for
-null. ``parked``: at last, a prompt of so many tokens, with which 0.5.23 stands in a pool smaller
-than two chunks (#36458). ``idle``: seconds without a request before that. ``locked``: a bug of
-0.5.12.post1 shows itself. So locked-prefix-0.5.12.post1.pt was made, with G4DEBUG_FIXES=none, seed
+requests have one, before that flush. ``salted``: one prompt, so many times
+with each of SALTS. ``priorities``: each request has one of these, or none for null. ``parked``: at
+last, a prompt of so many tokens, with which 0.5.23 stands in a pool smaller than two chunks
+(#36458). ``idle``: seconds without a request before that. ``locked``: a bug of 0.5.12.post1 shows
+itself. So locked-prefix-0.5.12.post1.pt was made, with G4DEBUG_FIXES=none, seed
 7, 25 requests, 3 together, no mtp, and in the engine max_total_tokens 6144, swa_full_tokens_ratio
 0.3, max_running_requests 4, chunked_prefill_size 512, disable_overlap_schedule.
 """
@@ -25,6 +26,11 @@ import time
 from typing import Any
 
 WORDS = (4, 512)
+SALTS: tuple[dict[str, str], ...] = (
+    {}, {"extra_key": "x"}, {"cache_salt": "x"}, {"extra_key": "y"},
+)  # fmt: skip
+# The prefix cache keeps a prompt with one of these apart from that with another one.
+SALTED = 200  # tokens of that prompt
 
 
 class Traffic:
@@ -95,6 +101,22 @@ class Traffic:
         ]
         await asyncio.gather(*asked)
 
+    async def salted(self, times: int) -> None:
+        """One prompt on and on. Engine.generate has no ``extra_key``, so SGLang's own request is
+        made here."""
+        from sglang.srt.managers.io_struct import GenerateReqInput
+
+        prompt = self.tokens(SALTED)
+        for _ in range(times):
+            for salt in SALTS:
+                asked = GenerateReqInput(
+                    input_ids=prompt,
+                    sampling_params={"temperature": 0, "max_new_tokens": 3, "ignore_eos": True},
+                    **salt,
+                )
+                async for _told in self.engine.tokenizer_manager.generate_request(asked, None):
+                    pass
+
     async def locked(self) -> None:
         """Case locked-prefix of the history suite, among other traffic.
 
@@ -126,6 +148,8 @@ def main() -> None:
         engine.loop.run_until_complete(traffic.run(order["long"], order["together"], long=True))
     if order.get("waiting"):
         engine.loop.run_until_complete(traffic.waiting(order["waiting"]))
+    if order.get("salted"):
+        engine.loop.run_until_complete(traffic.salted(order["salted"]))
     if order.get("locked"):
         engine.loop.run_until_complete(traffic.locked())
     for _ in range(order.get("grammar", 0)):

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import releases
 import small_tape
+from drive_recorded import SALTED, SALTS
 from real_engine import ENGINE, drive, dumps_in
 
 from g4debug import cli
@@ -165,6 +166,23 @@ def test_no_priority_is_not_priority_0(
     result = replay(tmp_path, record, capsys, "--pages-only")
     assert result["code"] == 0, result
     assert result["equal"] == result["steps"] > 25
+
+
+@pytest.mark.once("a salt is hashed alike on each release")
+def test_a_prompt_that_the_prefix_cache_keeps_apart_by_salts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Requests with another ``extra_key`` or ``cache_salt`` share no page, here either."""
+    record = recorded(tmp_path, False, 6, more={"salted": 3})
+    on = record.tape
+    assert on is not None
+    requests = tape.read(data(on), on.page, on.firsts).requests.values()
+    first = tape.hash_bytes(on.page, on.page, 0, on.firsts)
+    prompts = [r.hashes[:first] for r in requests if r.prompt == SALTED][-3 * len(SALTS) :]
+    assert (len(prompts), len({*prompts})) == (3 * len(SALTS), len(SALTS))
+    result = replay(tmp_path, record, capsys, "--pages-only")
+    assert result["code"] == 0, result
+    assert result["equal"] == result["steps"] == on.steps > 3 * len(SALTS)
 
 
 @pytest.mark.once("who ends a replay, and what it leaves, is up to the replay")
@@ -375,6 +393,23 @@ def test_a_hang_of_sglangs_own_comes_again(
     assert result["text"].startswith("reproduced: g4debug: flight-recorder: the scheduler hangs")
     assert result["equal"] == result["steps"]
     assert _does_not_come(result, "fix parked-chunk on")
+
+
+@pytest.mark.long("a search for fewer requests, and three servers")
+@pytest.mark.once("its dump is of the newest release")
+def test_a_hang_of_the_newest_release_becomes_a_script(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its request has no answer after 30 s, from a server that lives and says nothing."""
+    record = reading.read(Path(__file__).with_name("parked-chunk-0.5.23.pt"))
+    script = tmp_path / "script.py"
+    result = replay(
+        tmp_path, record, capsys, "--pages-only", "--script", str(script), "--seconds", "1500"
+    )
+    assert result["code"] == 0, result
+    assert result["script"]["file"] == str(script), result["script"]
+    assert result["script"]["text"].endswith("nobody: request 1 got 0 of 1 tokens in 30 s")
+    assert "g4debug." not in script.read_text().partition('"""\n\n')[2]
 
 
 @pytest.mark.once("a tape loses its beginning alike on each release")

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from g4debug.findings.record import Finding, Location, TrapRecord
 from g4debug.replay import run
+from g4debug.replay.host import Outcome
 from g4debug.replay.script import Script
-from g4debug.replay.setting import CannotReplay
+from g4debug.replay.setting import CannotReplay, Setting
+from g4debug.replay.verdict import NOTHING, OTHERWISE, REPRODUCED, States, Verdict
 from g4debug.replay.workload import Workload
 
 pytestmark = pytest.mark.once("it needs no SGLang")
@@ -54,3 +58,59 @@ def test_no_script_is_no_reason_to_lose_the_verdict(
     found = run._script(search, SimpleNamespace(), tmp_path, tmp_path / target, 0.0)  # type: ignore[arg-type]
     assert found.file == ""
     assert why in found.text
+
+
+def finding(kind: str = "stale") -> Finding:
+    return Finding("page-table", kind, "attn.x", f"g4debug: {kind}", Location(step=9), "", "")
+
+
+LIKE, OTHER = finding(), finding("free")
+EQUAL, DIFFERENT = States(9, 9, 2), States(4, 9, 1, differs=5)
+
+
+@pytest.mark.parametrize(
+    ("judged", "rows", "table_of", "untried"),
+    [
+        (Verdict(REPRODUCED, "reproduced", (), EQUAL, LIKE), 1, "", ""),
+        (Verdict(OTHERWISE, "another finding", (), EQUAL, LIKE), 1, "", ""),
+        (Verdict(REPRODUCED, "explained", (), EQUAL, OTHER), 1, "g4debug: free", ""),
+        (Verdict(OTHERWISE, "found here", (), EQUAL, OTHER), 1, "g4debug: free", ""),
+        (Verdict(OTHERWISE, "states equal", (), EQUAL), 0, "", "nothing was found here"),
+        (Verdict(NOTHING, "states differ", (), DIFFERENT, LIKE), 0, "", "the states differ"),
+    ],
+    ids=["the same", "alike", "explained", "found here", "nothing", "differs"],
+)
+def test_a_fix_is_tried_against_a_finding_that_is_named_and_none_where_states_differ(
+    judged: Verdict,
+    rows: int,
+    table_of: str,
+    untried: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With another finding than the dump's, the rows are of that one, and say so."""
+    recording = SimpleNamespace(steps=9, requests={})
+    on = SimpleNamespace(first=0, steps=9, begins="start", ended=())
+    made = Setting("0.5.23", False, {}, SimpleNamespace(), {})  # type: ignore[arg-type]
+    ran = Outcome("tape", "", None, {}, (), None, 0, 1.0)
+    server = SimpleNamespace(run=lambda *_, **__: ran, without=(), drives=())
+    started = lambda *_: contextlib.nullcontext(server)  # noqa: E731
+    monkeypatch.setattr(run.setting, "recording_of", lambda _: (on, recording))
+    monkeypatch.setattr(run.setting, "setting_of", lambda *_: made)
+    monkeypatch.setattr(run.host, "started", started)
+    monkeypatch.setattr(run.host, "made", lambda _: None)
+    monkeypatch.setattr(run.verdict, "judge", lambda *_: judged)
+    monkeypatch.setattr(run, "_with_it", lambda *_: "it does not come")
+    there = TrapRecord(LIKE, "2026")
+
+    def told(fixes: dict[str, bool]) -> Any:
+        return run.replayed(
+            tmp_path, there, (), 9.0, tmp_path, lambda *_: None, fixes=fixes
+        )  # fmt: skip
+
+    result = told({"locked-prefix": True})
+    assert result.tried == (("fix locked-prefix on", "it does not come"),) * rows
+    assert result.table_of == table_of
+    assert result.untried.startswith(untried)
+    assert bool(result.untried) == bool(untried)
+    assert told({}).untried == ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,11 +24,12 @@ from g4debug.findings.status import Limit, TracerStatus
 from g4debug.findings.tape import Code, Recording, Why
 from g4debug.findings.tape_record import data, pack
 from g4debug.replay.host import Outcome
-from g4debug.replay.setting import CannotReplay, Setting, recording_of, setting_of
+from g4debug.replay.setting import RELEASES, CannotReplay, Setting, recording_of, setting_of
 from g4debug.replay.verdict import NOTHING, OTHERWISE, REPRODUCED, judge
 from g4debug.replay.workload import BEHIND
 
 pytestmark = pytest.mark.once("verdicts are made without SGLang")
+ROOT = Path(__file__).parents[2]
 STEPS = 70
 FACTS = {
     "page_size": 16, "size": 320, "size_full": 640, "size_swa": 320, "sliding_window_size": 127,
@@ -282,11 +284,45 @@ def test_lengths_and_rows_that_differ_are_seen() -> None:
 
 
 def test_a_server_without_a_finding() -> None:
+    """Nothing was reproduced then, and nobody is innocent of what nobody saw."""
     on = tape_of(taped())
-    assert told(ASKED, on).text == "reproduced: 70 of 70 steps are equal, and nothing was found"
+    quiet = told(ASKED, on, elsewhere=("the attention backend fa3", "CUDA graphs"))
+    assert quiet.code == REPRODUCED
+    assert quiet.text == "nothing was found, there or here: 70 of 70 steps are equal"
+    assert quiet.more[0] == "The scheduler decided the same in each step."
+    assert quiet.more[1] == (
+        "These tracers looked here: flight-recorder, kv-allocator, page-table."
+    )  # fmt: skip
+    (proof,) = quiet.more[2:]
+    assert proof.startswith("That is no proof that all was right there: if its answers were wrong")
+    assert proof.endswith(
+        "memory, and what ran there and not here: the attention backend fa3, CUDA graphs."
+    )
+    assert "innocent" not in " ".join((quiet.text, *quiet.more))
     found = told(ASKED, on, THERE)
     text = f"found here, in step {STEPS}: g4debug: page-table: page 9"
     assert (found.code, found.text) == (OTHERWISE, text)
+
+
+@pytest.mark.parametrize(
+    ("here", "says"),
+    [
+        (blind("page-table", limits=(NEVER,)), "But page-table did not look at all of it here ("),
+        (
+            blind("page-table", off="no table", nothing="no table"),
+            "These tracers looked here: flight-recorder, kv-allocator.",
+        ),
+        (blind("page-table", mode=""), "These tracers looked here: flight-recorder, kv-allocator."),
+        (None, "But the replay left no dump that says who looked."),
+    ],
+)
+def test_where_nothing_was_found_it_is_told_who_looked(
+    here: tuple[TracerStatus, ...] | None, says: str
+) -> None:
+    last = None if here is None else dataclasses.replace(ASKED, tracers=here)
+    quiet = told(ASKED, tape_of(taped()), last=last)
+    assert quiet.text.startswith("nothing was found, there or here: ")
+    assert any(line.startswith(says) for line in quiet.more), quiet.more
 
 
 def test_what_stops_the_replay_early_is_told_with_the_states_up_to_there() -> None:
@@ -311,6 +347,7 @@ def test_what_was_not_replayed_is_neither_reproduced_nor_innocent(there: TrapRec
     assert verdict.more[-1].startswith("What came after step 40 was not replayed")
     assert (there.finding.headline in verdict.more[-1]) == (there is not ASKED)
     assert "innocent" not in " ".join(verdict.more)
+    assert "no proof" not in " ".join(verdict.more)  # nobody expects one of a part
 
 
 def test_what_differs_or_is_found_behind_the_last_step_that_was_asked_for_does_not_count() -> None:
@@ -506,14 +543,27 @@ def test_which_toy_stands_for_a_server_with_one_pool(
     assert arguments.items() <= made.arguments.items()
 
 
+ENDED = ("killed", "oom-killed", "native-crash", "gone")
+
+
+def killed(kind: str) -> TrapRecord:
+    """As it is made of a black box."""
+    return having(finding=finding(check="flight-recorder", kind=kind), tape=None)
+
+
 @pytest.mark.parametrize(
     ("there", "why"),
     [
-        (having(tape=None), "has no tape"),
+        (having(tape=None), "has no tape: the server had not begun"),
+        *((killed(kind), "which has none; a server that") for kind in ENDED),
         (having(tape=tape_of(taped(), ("LoRA adapters",))), "LoRA adapters"),
         (having(tape=tape_of(taped(steps=0))), "no step"),
         (having(tape=tape_of(taped() + b"\xee")), "damaged"),
-        (having(versions={"sglang": "0.5.19"}), "of SGLang 0.5.19"),
+        (
+            having(versions={"sglang": "0.5.19"}),
+            "of SGLang 0.5.19, and dumps of these releases only are replayed: "
+            + ", ".join(RELEASES),
+        ),
         (having(tape=tape_of(taped(), speculative_algorithm="EAGLE3")), "EAGLE3 was never"),
         (having(tape=one_pool(size=None)), "size is None"),
         (having(tape=one_pool(), versions={"sglang": "0.5.18"}), "replayed on 0.5.23 only"),
@@ -540,6 +590,11 @@ def test_which_toy_stands_for_a_server_with_one_pool(
 )
 def test_what_cannot_be_replayed_is_said(there: TrapRecord, why: str) -> None:
     assert why in refused(there)
+
+
+def test_the_page_names_the_releases_whose_dumps_are_replayed() -> None:
+    page = " ".join((ROOT / "docs" / "replay.md").read_text().split())
+    assert f"Dumps of these releases are replayed: {', '.join(RELEASES)}." in page
 
 
 def test_a_tape_of_more_tokens_than_can_be_made_is_refused(monkeypatch: Any) -> None:

@@ -83,6 +83,23 @@ def test_why_there_is_no_script() -> None:
     assert f"no script was written: {why.text}" in got
 
 
+def test_the_table_names_a_finding_that_is_not_the_dumps() -> None:
+    other = dataclasses.replace(RESULT, table_of="g4debug: page-table: page 9")
+    got = text(lambda c: replay.render(other, c), 120)
+    named = "whether this comes, which was found here: g4debug: page-table: page 9"
+    assert got.index(named) < got.index("as it was there")
+    assert named in Tags(replay_html.render(other, sample_record(), "a.pt")).text
+
+
+def test_why_no_fix_was_tried() -> None:
+    none = dataclasses.replace(RESULT, tried=(), untried="the states differ")
+    said = "not tried with another fix or release: the states differ"
+    got = text(lambda c: replay.render(none, c), 120)
+    assert said in got
+    assert "as it was there" not in got
+    assert said in Tags(replay_html.render(none, sample_record(), "a.pt")).text
+
+
 def test_text_that_would_steer_a_terminal_is_shown() -> None:
     got = text(lambda c: replay.render(Replayed(2, "a\x1b[31mb", ("c\x1bd",)), c), 80)
     assert "\x1b" not in got
@@ -105,6 +122,8 @@ OF_A_STRANGER = dataclasses.replace(
     begins=EVIL,
     faults=EVIL,
     tried=((EVIL, EVIL),),
+    table_of=EVIL,
+    untried=EVIL,
     shrunk=dataclasses.replace(RESULT.shrunk, file=EVIL),
     script=Scripted(EVIL, EVIL),
 )

@@ -1044,22 +1044,39 @@ def told(text, **more):
 
 
 @pytest.mark.parametrize(
-    ("text", "asked", "word"),
+    ("text", "word"),
     [
-        ("reproduced: g4debug: page-table: page 9", False, "reproduced"),
-        ("explained: in step 9, g4debug: page-table", False, "reproduced"),
-        ("reproduced, on other pages: g4debug: page-table", False, "reproduced"),
-        ("reproduced: 9 of 9 steps are equal, and nothing was found", True, "innocent"),
-        ("not reproduced, states equal", False, "innocent"),
-        ("not reproduced: another finding came", False, "another finding"),
-        ("found here, in step 3: g4debug: page-table", True, "found"),
-        ("states differ from step 3 of 9 on", True, "states differ"),
-        ("cannot be told: nothing was found here", False, "cannot be told"),
-        ("cannot be replayed, because it has no tape", False, "cannot be replayed"),
+        ("reproduced: g4debug: page-table: page 9", "reproduced"),
+        ("explained: in step 9, g4debug: page-table", "reproduced"),
+        ("reproduced, on other pages: g4debug: page-table", "reproduced"),
+        ("nothing was found, there or here: 9 of 9 steps are equal", "nothing found"),
+        ("not reproduced, states equal", "innocent"),
+        ("not reproduced: another finding came", "another finding"),
+        ("found here, in step 3: g4debug: page-table", "found"),
+        ("states differ from step 3 of 9 on", "states differ"),
+        ("cannot be told: nothing was found here", "cannot be told"),
+        ("cannot be replayed, because it has no tape", "cannot be replayed"),
     ],
 )
-def test_what_a_replay_said_in_a_word(suite, text, asked, word):
-    assert suite("replays").word_of(told(text), asked) == word
+def test_what_a_replay_said_in_a_word(suite, text, word):
+    assert suite("replays").word_of(told(text)) == word
+
+
+def test_the_suite_calls_nobody_innocent_of_whom_g4debug_did_not_say_so(suite, known):
+    """It did, of runs without a finding; what was published then is read with the right word."""
+    replays = suite("replays")
+    quiet, innocent = (
+        dataclasses.replace(replay(suite, "lost-key", "innocent"), said=said)
+        for said in (
+            "reproduced: 9 of 9 steps are equal, and nothing was found",
+            "not reproduced, states equal",
+        )
+    )
+    read = replays.from_text(replays.as_text([quiet, innocent]))
+    assert [one.word for one in read] == ["nothing found", "innocent"]
+    assert replays.words(known["lost-key"], read[:1]) == "nothing found 1/1, 0 s"
+    published = replays.from_text(suite("page").REPLAYS.read_text())
+    assert {one.word for one in published} & {"innocent", "nothing found"} == {"nothing found"}
 
 
 def replay(suite, case, word, seed=0, **more):
@@ -1144,13 +1161,13 @@ def test_a_run_on_a_gpu_is_replayed_if_it_was_kept(suite, tmp_path, monkeypatch)
 
     def command(dump, *args):
         asked.append(dump)
-        return {**told("reproduced: 9 of 9 steps are equal, and nothing was found"),
+        return {**told("nothing was found, there or here: 9 of 9 steps are equal"),
                 "more": [], "equal": 9, "steps": 9, "requests": 2}  # fmt: skip
 
     monkeypatch.setattr(replays, "replay", command)
     assert replays.run("page-0-freed", 1, tmp_path, "cuda", watch=True) is None
     found = replays.run("page-0-freed", 1, tmp_path, "cuda")
-    assert (found.device, found.tool, found.word) == ("cuda", "g4debug-best", "innocent")
+    assert (found.device, found.tool, found.word) == ("cuda", "g4debug-best", "nothing found")
     assert replays.run("page-0-freed", 1, tmp_path, "cuda") == found
     assert asked == [tape]  # once
     assert replays.from_text(replays.as_text([found])) == [found]

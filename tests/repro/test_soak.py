@@ -51,6 +51,22 @@ def test_what_sglang_retracts_itself_counts(soak):
     assert "retracted one" in soak.unstressed(text.format(0))
 
 
+def test_what_ranks_do_alike_counts_once(soak):
+    """Each tensor-parallel rank logs the same abort."""
+    did = (
+        "[2026-11-28 04:32:08{}] g4debug fault (seed=11) abort-request #1: ...\n"
+        "[2026-11-28 04:32:09{}] g4debug fault (seed=11) radix-evict #1: ...\n"
+        "[2026-11-28 04:32:09{}] KV cache pool is full. #retracted_reqs: 3, #new_tokens_gained: 7\n"
+        "[2026-11-28 04:32:09{}] Prefill batch, #cached-token: 64, \n"
+    )
+    one = (
+        "Aborts: 1. Retractions: 3. Forced evictions: 1. "
+        "Prompt tokens that came from the prefix cache: 64."
+    )
+    for ranks in ([""], [" TP0"], [" TP0", " TP1"], [" DP0 TP0 EP0", " DP0 TP11 EP11"]):
+        assert soak.counts("".join(did.replace("{}", rank) for rank in ranks)) == one
+
+
 def asked(soak, **given):
     usual = {
         "device": "cpu", "requests": 1, "backend": "", "v2": False, "model": "gemma-4", "draft": "",

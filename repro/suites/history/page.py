@@ -105,6 +105,7 @@ def markdown(
         others=others,
         gemma={row.name: row for row in ran},
         bare=sum(not replay.truth for row in found for replay in row.replays),
+        innocent=any(r.word == replays.INNOCENT for row in found for r in row.replays),
         arm=_arm,
         cell=_cell,
     )

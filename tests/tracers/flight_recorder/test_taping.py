@@ -123,6 +123,13 @@ def abort(rid: str) -> Any:
     return AbortReq(rid=rid, abort_all=False)
 
 
+def sampled(**params: Any) -> Any:
+    """A request with these sampling parameters."""
+    request = asked("a", [1])
+    vars(request.sampling_params).update(params)
+    return request
+
+
 def test_requests_verifies_and_ends() -> None:
     server = Server()
     a, b = SimpleNamespace(rid="a"), SimpleNamespace(rid="b")
@@ -152,6 +159,32 @@ def test_a_request_that_stays_out_of_the_prefix_cache_is_known_by_its_host() -> 
     assert options == [tape.UNCACHED, 0]
 
 
+def test_what_a_request_asks_for_beside_its_tokens_is_on_the_tape() -> None:
+    server = Server()
+    plain, logprobs = asked("a", [1] * 5), asked("b", [1] * 5)
+    plain.sampling_params.ignore_eos = False
+    logprobs.return_logprob, logprobs.logprob_start_len = True, 3
+    health = asked("HEALTH_CHECK_7", [1], longest=1)
+    server.round(plain, logprobs, health)
+    found = [(r.options, r.logprobs_from) for r in server.read().requests.values()]
+    both = tape.IGNORES_EOS | tape.LOGPROBS
+    assert found == [(0, -1), (both, 3), (tape.IGNORES_EOS | tape.HEALTH, -1)]
+
+
+def test_prompts_that_the_prefix_cache_keeps_apart_have_other_hashes() -> None:
+    """SGLang shares no page between requests of different ``extra_key`` or ``cache_salt``."""
+    server = Server()
+    salts: list[dict[str, str | None]] = [
+        {}, {"extra_key": "x"}, {"cache_salt": "x"}, {"extra_key": "y"},
+        {"extra_key": "x", "cache_salt": "x"}, {"extra_key": None}, {"extra_key": "x"},
+    ]  # fmt: skip
+    server.round(*(asked(f"r{n}", [1] * 40, **salt) for n, salt in enumerate(salts)))
+    first = tape.hash_bytes(PAGE, PAGE, 0, True)
+    hashes = [r.hashes[:first] for r in server.read().requests.values()]
+    assert len({*hashes}) == 5
+    assert (hashes[5], hashes[6]) == (hashes[0], hashes[1])
+
+
 def test_of_idle_rounds_in_a_row_two_count() -> None:
     server = Server()
     server.rest(50)
@@ -174,6 +207,35 @@ def test_an_abort_is_of_each_request_whose_id_begins_so() -> None:
     server.round(abort("7"))
     aborts = [x for x in server.read().given if isinstance(x, Abort)]
     assert [(x.round, x.whose) for x in aborts] == [(2, 1), (2, 3), (3, tape.UNKNOWN)]
+
+
+def test_an_abort_of_all_requests_is_of_none_in_particular() -> None:
+    server = Server()
+    server.round(asked("a", [1]), AbortReq(rid="", abort_all=True))
+    server.rest()
+    server.round(AbortReq(rid="a", abort_all=True))
+    aborts = [x for x in server.read().given if isinstance(x, Abort)]
+    assert [(x.round, x.whose) for x in aborts] == [(1, -1), (3, -1)]
+
+
+@pytest.mark.parametrize("tracker", [False, True], ids=["of the scheduler", "of a tracker"])
+def test_what_a_scheduler_counts_by_itself_is_taken_from_where_the_tape_begins(
+    tracker: bool,
+) -> None:
+    """How many forwards there were, and which share of their longest output requests may take."""
+    server = Server()
+    counts = SimpleNamespace(init=0.7, min=0.1, decay=0.01)
+    if tracker:
+        server.scheduler.new_token_ratio_tracker = counts
+    for forwards, ratio in ((3, 0.25), (1000, 0.5)):
+        server.scheduler.forward_ct = forwards
+        counts.current = ratio
+        if not tracker:
+            server.scheduler.new_token_ratio = ratio
+        server.taping._start(Why.FLUSH)
+        server.taping.ring.forget()
+        begins = server.read().begins
+        assert (begins.forwards, begins.ratio) == (forwards, ratio)
 
 
 def test_after_a_flush_the_tape_begins_anew_and_what_was_before_goes() -> None:
@@ -273,6 +335,19 @@ def test_a_flush_of_a_busy_server_is_none() -> None:
     assert server.taping.tape().chunks == (0,)
 
 
+@pytest.mark.parametrize(
+    ("busy", "seconds", "limited"), [(True, 5.0, True), (True, None, False), (False, 5.0, False)]
+)
+def test_a_flush_that_waits_until_the_server_is_idle_limits_it(
+    busy: bool, seconds: float | None, limited: bool
+) -> None:
+    """When it flushes is not on the tape. One of an idle server waits for nothing."""
+    server = Server()
+    server.idle = not busy
+    server.round(FlushCacheReqInput(timeout_s=seconds))
+    assert any("flush" in limit for limit in server.taping.limits) == limited
+
+
 def test_the_checksum_and_the_digests_tell_states_apart() -> None:
     def run(change: str) -> Recording:
         server = Server()
@@ -336,6 +411,18 @@ def test_the_tape_of_a_replay_counts_steps_from_its_beginning(compared: bool) ->
     [
         (asked("a", [1], lora_id="x"), "LoRA"),
         (asked("a", [1], mm_inputs=object()), "images"),
+        (asked("a", [1], input_embeds=[[0.0]]), "embeddings in place of tokens"),
+        (asked("a", [1], session_params=object()), "sessions"),
+        (asked("a", [1], session_id="s"), "sessions"),
+        (asked("a", [1], bootstrap_room=7), "disaggregation"),
+        (asked("a", [1], multi_item_delimiter_indices=[1]), "several items in a prompt"),
+        (asked("a", [1], custom_logit_processor="x"), "logit processors"),
+        (sampled(json_schema="{}"), "grammars"),
+        (sampled(regex="a+"), "grammars"),
+        (sampled(ebnf="root ::= 'a'"), "grammars"),
+        (sampled(structural_tag="{}"), "grammars"),
+        (sampled(beam_width=2), "beam search"),
+        (asked("a", [1], priority=tape.MOST_PRIORITY + 1), "priorities beyond"),
         (asked("a", [1], positional_embed_overrides=torch.zeros(2, 3)), "embeddings at positions"),
         (LoadSomething(), "the message LoadSomething"),
     ],
@@ -343,7 +430,8 @@ def test_the_tape_of_a_replay_counts_steps_from_its_beginning(compared: bool) ->
 def test_what_cannot_be_on_a_tape_is_said(message: Any, what: str) -> None:
     server = Server()
     server.round(asked("b", [1]))
-    server.round(asked("c", [1], lora_id=None, session_id=False))
+    server.round(asked("c", [1], lora_id=None, session_id=False, bootstrap_room=0))
+    server.round(sampled(regex=None, beam_width=1))
     assert server.taping.tape().limits == ()
     server.round(message)
     (limit,) = server.taping.tape().limits
