@@ -21,7 +21,8 @@ written, and the next to read it is the chunk that begins at ``begin``, with a w
 back from there. Without overlap scheduling each round waits for its own batch. A draft reads from
 the prompt's end on, which is later. What other requests read is theirs: without a prefix cache
 nobody shares pages, and with one each has its own lock. With pipeline parallelism a chunk may still
-be in flight; there SGLang itself gives back as much when it admits a chunk.
+be in flight, and with disaggregation these pages may still have to be sent. It was never run with
+either, so it does nothing there.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def give_back(tree: Any, allocator: Any, request: Any) -> None:
 
     tree: the prefix cache, or what SGLang has in its place without one.
     """
-    if not tree.supports_swa():
+    if not tree.supports_swa() or not _is_alone():
         return
     if _window_lock.has_it(tree):
         _window_lock.relock(tree, request)
@@ -85,6 +86,12 @@ def give_back(tree: Any, allocator: Any, request: Any) -> None:
         token_to_kv_pool_allocator=allocator,
     )
     ScheduleBatch._evict_swa(batch, request, req_kv.prefix(request))
+
+
+def _is_alone() -> bool:
+    """True if no other server and no other pipeline rank needs the pages of a prompt."""
+    args = arguments()
+    return bool(args.disaggregation_mode == "null" and args.pp_size == 1)
 
 
 def lock_shrinks(tree: Any) -> bool:
@@ -102,9 +109,6 @@ def _hand_over(tree: Any, request: Any) -> bool:
     if not _window_lock.takes_parts(tree) or request.skip_radix_cache_insert:
         return False
     if tree.supports_mamba():  # each hand-over takes a slot for a state; SGLang dies without one
-        return False
-    # A prefill server of disaggregation may still have to send these pages.
-    if arguments().disaggregation_mode != "null":
         return False
     tree.checkpoint(request, up_to=req_kv.prefix(request))
     _window_lock.relock_unified(tree, request)

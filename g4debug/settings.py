@@ -214,7 +214,10 @@ class Settings:
         "G4DEBUG_HANG_SECONDS",
         _number(2, 86_400),  # an idle event loop may sleep for one second
         "a scheduler counts as hung after so many seconds without a step although it has work: a "
-        "finding, which stops nothing. If it hangs within a step, SIGTERM then leaves a dump",
+        "finding, which stops nothing. Where it stands within a step, SIGTERM leaves a dump from "
+        "then on; by itself that is told then only where it is known to wait for its own device "
+        "for far longer than such a step takes, and else at 80 % of --watchdog-timeout, after 300 "
+        "s at most",
         20,
     )
     starved_steps: int = _setting(

@@ -2,12 +2,15 @@
 
 The wait is one C call without the GIL. No signal ends it, so a Python signal handler does not run
 meanwhile: a main thread that is stuck in CUDA looks like that. If the wait is shorter than
-``G4DEBUG_HANG_SECONDS``, no tracer may report anything. If it is longer, SIGTERM must leave a dump.
+``G4DEBUG_HANG_SECONDS``, no tracer may report anything. If it is longer, that is a hang
+(``docs/tracers.md`` says when it is told). With a compiler it is none, however long it takes.
 """
 
 from __future__ import annotations
 
 import ctypes
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -27,6 +30,20 @@ def stall(milliseconds: int) -> None:
     libc.pthread_mutex_timedlock(mutex, ctypes.byref(_Timespec(*divmod(until, 1_000_000_000))))
 
 
+def compile_for(milliseconds: int) -> None:
+    """Wait in the same way, while a process of ours runs that is called like CUDA's compiler."""
+    work = "open('/proc/self/comm', 'w').write('nvcc'); print(1, flush=True); input()"
+    compiler = subprocess.Popen(
+        [sys.executable, "-S", "-E", "-c", work],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    with compiler:  # which closes its stdin, so that it ends
+        assert compiler.stdout is not None
+        compiler.stdout.readline()
+        stall(milliseconds)
+
+
 def install(injection: Injection) -> None:
     @injection.before("scheduler.run_batch")
     def before_run_batch(scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
@@ -35,15 +52,18 @@ def install(injection: Injection) -> None:
         if action is not None:
             wait = injection.fault.number_of(action)
             injection.log(f"{mode}: {wait} ms")
-            stall(wait)
+            (compile_for if action.task == "compiles" else stall)(wait)
 
 
 FAULT = Fault(
     id="delayed-step",
     title="a worker step waits before it runs",
-    tasks={"on": "wait as many milliseconds as the argument says"},
+    tasks={
+        "on": "wait as many milliseconds as the argument says",
+        "compiles": "the same, and a compiler that it has started runs meanwhile",
+    },
     caught_by=(),
-    arguments=("on",),
+    arguments=("on", "compiles"),
     counts="milliseconds",
     default=100,
     selectors=("mode",),

@@ -115,20 +115,25 @@ def locks_of(node: Any, pool: str) -> int:
 
 
 class Locked(NamedTuple):
-    """A locked node: its id, its tokens in the pool, and how often it is locked."""
+    """A locked node: its id, its tokens in the pool, and how often it is locked.
+
+    locks: None if the tree does not tell. Then it is a node that a request which has begun locks by
+    SGLang's rule, and ``tokens`` are the most that it may have in the pool.
+    """
 
     id: int
     tokens: int
-    locks: int
+    locks: int | None
 
 
 def locked_above(tree: Any, node: Any, pool: str) -> list[Locked] | None:
-    """The locked nodes from ``node`` up, without the root; None if the tree does not tell.
+    """The nodes from ``node`` up, without the root, that a request locks whose last one it is.
 
-    node: as of :func:`path`. Raises KeyError if it was evicted. Does not wait.
+    None if the tree tells nothing. node: as of :func:`path`. Raises KeyError if it was evicted.
+    Does not wait.
     """
     if is_native(tree):
-        return None
+        return _locked_by_rule(tree, node, pool)
     if isinstance(node, int):
         node = core(tree).node_by_id(node)
     found = []
@@ -139,6 +144,21 @@ def locked_above(tree: Any, node: Any, pool: str) -> list[Locked] | None:
             found.append(Locked(node.id, tokens, locks))
         node = node.parent
     return found
+
+
+def _locked_by_rule(tree: Any, node: Any, pool: str) -> list[Locked] | None:
+    """The same of the tree in Rust, which does not show its locks.
+
+    A request locks all full pages of its prefix, and the nodes with SWA pages that reach one window
+    back from the prefix's end.
+    """
+    if not isinstance(node, int) or not hasattr(core(tree), "collect_path_info"):
+        return None
+    nodes = [one for one in path(tree, node) if one.slots > 0]
+    if pool == "swa" and nodes:
+        window, last = getattr(tree, "sliding_window_size", None) or 0, nodes[-1].end
+        nodes = [one for one in nodes if last - one.end < window]
+    return [Locked(one.id, one.slots, None) for one in reversed(nodes)]
 
 
 def path(tree: Any, node: Any) -> list[PathNode]:

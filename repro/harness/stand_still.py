@@ -91,7 +91,12 @@ def repro(
             "broken": Variant("the fix is off, debugging is off", off, judge_broken),
             "diagnosed": diagnosed(
                 "the fix is off, debugging is on",
-                {**off, "G4DEBUG_HANG_SECONDS": str(HANG_SECONDS)},
+                # Else the tracers refuse releases on which they were never run.
+                {
+                    **off,
+                    "G4DEBUG_HANG_SECONDS": str(HANG_SECONDS),
+                    "G4DEBUG_NOT_RUN_ON_THIS_RELEASE": "1",
+                },
                 judge_diagnosed,
             ),
             "fixed": Variant(f"the fix {fix} is on", {}, same_outputs),

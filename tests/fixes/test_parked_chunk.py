@@ -9,11 +9,20 @@ import pytest
 import releases
 import torch
 
+from g4debug.fixes import parked_chunk
 from g4debug.fixes.base import state_of
 from g4debug.fixes.parked_chunk import around_add_chunked, before_prepare, give_back
 from g4debug.hooking import targets
 
 FULL, SWA, WINDOW = 2048, 1024, 100  # tokens
+
+
+@pytest.fixture(autouse=True)
+def args(monkeypatch):
+    """Server arguments that say that nobody else may need the pages of a prompt."""
+    args = SimpleNamespace(disaggregation_mode="null", pp_size=1)
+    monkeypatch.setattr(parked_chunk, "arguments", lambda: args)
+    return args
 
 
 class Pools:
@@ -304,19 +313,37 @@ def test_a_chunk_shorter_than_the_window_locks_no_more_than_the_window(
 
 
 @pytest.mark.skipif(targets.matches("<0.5.22"), reason="it hands all of a prompt over")
-@pytest.mark.parametrize("why", ["states of linear layers", "disaggregation", "not inserted"])
+@pytest.mark.parametrize("why", ["states of linear layers", "not inserted"])
 def test_where_nothing_may_be_handed_over_nothing_is_given_back(sglang, monkeypatch, why):
     waiting = Branching(16, 640, bigram=False)
     if why == "states of linear layers":
         monkeypatch.setattr(waiting.tree, "supports_mamba", lambda: True)
-    elif why == "disaggregation":
-        releases.configure(page_size=16, disaggregation_mode="prefill")
     else:
         waiting.request.skip_radix_cache_insert = True
     left, gone = waiting.left(), waiting.without_swa(waiting.row)
     for _ in range(3):
         waiting.asks()
     assert waiting.request.kv.cache_protected_len == waiting.branch
+    assert (waiting.left(), waiting.without_swa(waiting.row)) == (left, gone)
+
+
+@pytest.mark.parametrize("argument", [{"disaggregation_mode": "prefill"}, {"pp_size": 2}])
+def test_where_others_may_need_its_pages_nothing_is_given_back(sglang, args, argument):
+    vars(args).update(argument)
+    waiting = Waiting(16, 704)
+    for _ in range(3):
+        waiting.asks()
+    assert not waiting.gone
+
+
+@pytest.mark.skipif(targets.matches("<0.5.22"), reason="it cuts the leaf itself, or otherwise")
+@pytest.mark.parametrize("argument", [{"disaggregation_mode": "prefill"}, {"pp_size": 2}])
+def test_with_a_prefix_cache_neither(sglang, args, argument):
+    vars(args).update(argument)
+    waiting = Branching(16, 640, bigram=False)
+    left, gone = waiting.left(), waiting.without_swa(waiting.row)
+    for _ in range(3):
+        waiting.asks()
     assert (waiting.left(), waiting.without_swa(waiting.row)) == (left, gone)
 
 

@@ -260,3 +260,14 @@ def test_the_table_of_fixes_and_releases() -> None:
     assert {row[0].strip("`"): row[column] for row in rows} == {
         name: cell(state) for name, state in states.items()
     }
+
+
+def test_the_healthy_engines_are_counted_right():
+    counts = {
+        release: len(first_cells(section(f"docs/healthy-{release}.md", "On which engines")))
+        for release in ("0.5.23", "0.5.15.post1", "0.5.12.post1")
+    }
+    said = " ".join(TEXTS["docs/faults.md"].split())
+    for release, count in counts.items():
+        assert re.search(rf"\b(?:on )?{count} (?:engines )?on {re.escape(release)}", said), release
+    assert f"{sum(counts.values())} engines, and a server under load on each" in said

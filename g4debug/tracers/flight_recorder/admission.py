@@ -279,7 +279,14 @@ def _swa_needs(left: _Left, extend: int, new: int, at_once: bool) -> tuple[int, 
     adder = left.adder
     budget = getattr(adder, "memory_budget", None)
     if budget is None:
-        needs = int(adder._swa_budget_for_req(extend))
+        if "max_new_tokens" not in inspect.signature(adder._swa_budget_for_req).parameters:
+            needs = int(adder._swa_budget_for_req(extend))
+            return needs, needs + (not at_once)
+        paged = extend if at_once else int(adder.ceil_paged_tokens(extend))  # 0.5.18
+        needs = int(adder._swa_budget_for_req(paged, new))
+        if not at_once and left.chunk is not None and adder._swa_req_never_fits(paged, new):
+            needs = int(adder._swa_reserved_tokens(0, new)) + left.page  # a smaller chunk will do
+            return needs, needs
         return needs, needs + (not at_once)
     paged = extend if at_once else int(adder.ceil_paged_tokens(extend))
     needs = int(budget.swa_tokens(paged, new, chunk_limit=left.chunk))

@@ -8,6 +8,7 @@ from typing import Any
 
 from g4debug.findings.steps import Recorder
 from g4debug.tracers.flight_recorder import work
+from g4debug.tracers.flight_recorder.pace import Pace
 from g4debug.tracers.flight_recorder.running_clock import RunningClock
 from g4debug.tracers.flight_recorder.work import Place
 
@@ -46,7 +47,7 @@ class Progress:
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
-        self.clock = RunningClock()
+        self.clock, self.pace = RunningClock(), Pace()
         self.rounds = 0
         self.round_at = time.monotonic()
         self.round_ran = self.clock.seconds(self.round_at)  # ``clock`` when this round began
@@ -63,6 +64,7 @@ class Progress:
         """Called in each round of the event loop."""
         now = time.monotonic()
         self.loop += min(now - self.round_at, ROUND)
+        self.pace.came_round(now - self.round_at)
         self.rounds += 1
         self.round_at, self.round_ran = now, self.clock.seconds(now)
         if now - self._looked < ROUND:
@@ -84,6 +86,7 @@ class Progress:
         self.empty += self._is_empty
         if not self._is_empty:
             self._made()
+            self.pace.begins(batch)
         self.inside = True
 
     def step_ends(self, result: Any, *args: Any, **kwargs: Any) -> Any:

@@ -11,18 +11,24 @@ import time
 
 TICK = 1.0  # seconds between two ticks
 MOST = 1.5  # seconds that count between two ticks; a busy machine is late, too
+LATE = 5.0  # seconds between two ticks, after which the process may have been suspended
 
 
 class RunningClock:
-    """Without ticks it stands still, MOST seconds behind its last one."""
+    """Without ticks it stands still, MOST seconds behind its last one.
+
+    late: how many ticks came more than LATE seconds after the one before.
+    """
 
     def __init__(self) -> None:
+        self.late = 0
         # Seconds so far, and when that was. One value, because another thread reads it.
         self._last = (0.0, time.monotonic())
 
     def tick(self) -> None:
         """Called by one thread, once in TICK seconds."""
         now = time.monotonic()
+        self.late += now - self._last[1] > LATE
         self._last = (self.seconds(now), now)
 
     def seconds(self, now: float) -> float:

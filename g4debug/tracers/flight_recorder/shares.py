@@ -39,6 +39,8 @@ class LockedNode:
         more = len(self.requests) - SHOWN
         whose = ", ".join(self.requests[:SHOWN]) + (f" and {more} more" if more > 0 else "")
         locks = self.node.locks
+        if locks is None:
+            return f"{self.node.tokens} in node {self.node.id}, with {whose} at or below it"
         return (
             f"{self.node.tokens} in node {self.node.id}, locked {locks} time{'s' * (locks != 1)}, "
             f"with {whose} at or below it"
@@ -102,7 +104,13 @@ class Shares:
             return
         if not self.nodes:
             return
-        text = "of those locked, " + "; ".join(map(str, self.nodes[:SHOWN]))
+        text = "of those locked, "
+        if any(one.node.locks is None for one in self.nodes):
+            text = (
+                "the cache, which is in Rust, does not show its locks; by SGLang's rule the "
+                "requests that have begun lock at most "
+            )
+        text += "; ".join(map(str, self.nodes[:SHOWN]))
         if len(self.nodes) > SHOWN:
             text += f"; {len(self.nodes) - SHOWN} more nodes"
         yield text

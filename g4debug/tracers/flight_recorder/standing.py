@@ -2,8 +2,8 @@
 
 It looks once in a second at most, in the scheduler's own loop, and less often where a look takes
 long. The finding is logged and dumped once, and stops no server, in no mode. A loop that stands
-itself (in a kernel that does not end, or that compiles for minutes) is not told here: nobody can
-tell such work from a hang before SGLang's watchdog would kill it.
+itself (in a kernel that does not end, or that compiles for minutes) is not told here, but by
+:mod:`g4debug.tracers.flight_recorder.stuck`.
 """
 
 from __future__ import annotations

@@ -3,6 +3,12 @@
 All of it runs in other threads than the loop. A loop that compiles kernels or loads weights stands,
 too, so what the main thread is doing decides (:mod:`g4debug.tracers.flight_recorder.busy`): such
 work is dumped and warned of, and is no finding.
+
+By itself a hang is told after ``hang_seconds`` only where two things are known: that the loop waits
+for the device (:mod:`g4debug.tracers.flight_recorder.device_wait`), and that this is far longer
+than the steps of this size take (:mod:`g4debug.tracers.flight_recorder.pace`). Everywhere else it
+is told later, shortly before SGLang's watchdog kills the server: a hang that is none is worse than
+one that is told late.
 """
 
 from __future__ import annotations
@@ -13,14 +19,17 @@ from typing import Any
 
 from g4debug.hooking.resolved import dp_attention, server_argument
 from g4debug.tracers.base import Context
-from g4debug.tracers.flight_recorder import busy, report
+from g4debug.tracers.flight_recorder import busy, report, work
+from g4debug.tracers.flight_recorder.device_wait import DeviceWait
 from g4debug.tracers.flight_recorder.progress import Hang, Progress
 from g4debug.tracers.flight_recorder.sigterm import bounded
 
 # SGLang's own watchdog kills a hung server by SIGKILL. The dump must be there by then.
 WATCHDOG_SHARE = 0.8
 ALONE = 300.0  # seconds; after these it is told where no watchdog does so
-LOOK = 3.0  # seconds; a loop that stands for so long is asked what it does, for the other ranks
+LOOK = 3.0  # seconds; a loop that stands for so long is asked each second what it does
+# A step of one of several ranks may wait for another one.
+SIZES = ("tp_size", "dp_size", "pp_size", "nnodes")
 
 
 class Stuck:
@@ -43,6 +52,8 @@ class Stuck:
         self.others = context.trap.others
         self._told = -1  # the last round that was told
         self._busy = False  # that was said to the other ranks
+        self._wait = DeviceWait()
+        self._late = (-1, 0)  # the last round that was looked at, and the late ticks before it
 
     def sigterm(self, number: int) -> None:
         """The process was asked to end. Runs in the watcher's thread, which kills afterwards."""
@@ -56,14 +67,50 @@ class Stuck:
         """Called once in a second, in a thread that does nothing else."""
         self.progress.clock.tick()
         seconds = self.progress.stuck()
-        self._say_busy(seconds >= LOOK and bool(busy.doing(report.main_thread())))
-        if seconds < self.context.settings.hang_seconds or self._told == self.progress.rounds:
+        places = report.main_thread() if seconds >= LOOK else []
+        self._say_busy(bool(places) and bool(busy.doing(places)))
+        waited = self._waited(places)
+        least = self.context.settings.hang_seconds
+        if seconds < least or self._told == self.progress.rounds:
             return  # no limit is lower, and which one it is need not be asked each second
         limit, why = self._limit()
+        if seconds < limit and self._is_too_long(waited):
+            limit = least
+            why = f"dumped because it has waited for the device in this place for {waited:.0f} s"
         if seconds >= limit:
             hang = self.progress.hang(limit)
             if hang is not None and hang.stuck:
                 bounded(lambda: self._tell(hang, why))
+
+    def _waited(self, places: list[str]) -> float:
+        """For how long the main thread is known to have done nothing but wait for the device.
+
+        0 from the moment on in which the process may have been suspended, until the next round:
+        what the device did meanwhile is not known.
+        """
+        rounds, late = self.progress.rounds, self.progress.clock.late
+        if self._late[0] != rounds:
+            self._late = (rounds, late)
+        if self._busy or late != self._late[1]:
+            self._wait.forget()
+            return 0.0
+        return self._wait.seconds(rounds, places, self.progress.stuck())
+
+    def _is_too_long(self, waited: float) -> bool:
+        """True if this wait is no work that takes so long on a healthy server, as far as is known.
+
+        Never where a step can wait for another rank, or for something else than its own device:
+        for another server, for host memory or for storage.
+        """
+        usual = self.progress.pace.limit()
+        if usual is None or waited < max(self.context.settings.hang_seconds, usual):
+            return False
+        if self.progress.inside and not self.progress.returned:
+            return False
+        scheduler = self.context.recorder.scheduler
+        args = getattr(scheduler, "server_args", None)
+        alone = all(server_argument(args, name, 1) == 1 for name in SIZES)
+        return alone and next(work.limits(scheduler), None) is None
 
     def _limit(self) -> tuple[float, str]:
         """After how many seconds it is told, and why then."""

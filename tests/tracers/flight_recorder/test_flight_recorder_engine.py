@@ -121,6 +121,31 @@ def test_sigterm_within_the_first_step_is_no_finding(tmp_path):
     assert "the scheduler hangs" not in run.text
 
 
+def test_a_step_that_does_not_come_back_is_told_by_itself(tmp_path):
+    """After G4DEBUG_HANG_SECONDS, once the pace of the server is known; its watchdog has 300 s."""
+    faults = {"G4DEBUG_FAULTS": "delayed-step=8*off->1*on(600000)", "G4DEBUG_HANG_SECONDS": "6"}
+    with engine(tmp_path, **faults) as run:
+        run.wait_for("the scheduler hangs")
+        (record,) = run.dumps()
+        assert run.process.poll() is None  # it stops nothing
+        run.terminate_scheduler()
+        assert run.process.wait(LIMIT) != 0
+    assert record.finding.kind == "hang"
+    assert "it has waited for the device in this place for" in record.finding.got
+    assert len(run.dumps()) == 1
+
+
+def test_a_compiler_that_runs_in_the_middle_is_no_hang(tmp_path):
+    """The same step, but for the compiler that the scheduler has started."""
+    compiles = "delayed-step=8*off->1*compiles(15000)"
+    faults = {"G4DEBUG_FAULTS": compiles, "G4DEBUG_HANG_SECONDS": "6"}
+    run = ended(tmp_path, **faults)
+    assert "delayed-step #1" in run.text
+    assert "RESULT" in run.text
+    assert run.process.returncode == 0
+    assert run.dumps() == []
+
+
 def test_sigterm_in_the_instant_in_which_a_suspended_process_goes_on(tmp_path):
     """docker pause, then docker stop."""
     faults = {"G4DEBUG_FAULTS": "delayed-step=50*on(400)", "G4DEBUG_HANG_SECONDS": "6"}

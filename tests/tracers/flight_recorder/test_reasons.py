@@ -164,6 +164,48 @@ def test_locked_nodes_are_named_with_the_requests_below_them():
     assert told[1] == "the cache, which is in Rust, does not tell which of its nodes are locked"
 
 
+class RustTree:
+    """Of the unified cache in Rust: it shows the path to a node by its id, and no locks."""
+
+    sliding_window_size = 100
+
+    def __init__(self) -> None:
+        self.tree_core = SimpleNamespace(collect_path_info=self._path)
+
+    def _path(self, ids: tuple[int, ...]) -> list[list[SimpleNamespace]]:
+        if ids == (9,):
+            raise KeyError(9)  # it was evicted
+        ends = {1: 64, 2: 256, 3: 320}
+        found, begin = [], 0
+        for id, end in ends.items():
+            if id <= ids[0]:
+                length = end - begin
+                found.append(
+                    SimpleNamespace(
+                        node_id=id, path_start=begin, path_end=end, full_value_len=length
+                    )
+                )
+                begin = end
+        return [found]
+
+
+@pytest.mark.parametrize("pool", ["full", "swa"])
+def test_nodes_of_the_tree_in_rust_are_named_without_their_locks(pool):
+    items = [
+        Work(SimpleNamespace(rid=rid, last_node=node, req_pool_idx=row), Place.RUNS)
+        for rid, node, row in (("a", 2, 1), ("b", 3, 2), ("queued", 3, None), ("evicted", 9, 3))
+    ]
+    nodes = shares.locked_nodes(RustTree(), pool, items)
+    told = list(Shares((), 0, 320, 0, 0, nodes=nodes).words(None))[1]
+    # A window of 100 tokens does not reach node 1 from either request's end.
+    assert told.startswith(
+        "the cache, which is in Rust, does not show its locks; by SGLang's rule the requests that "
+        "have begun lock at most 192 in node 2, with a, b at or below it; "
+    )
+    assert "64 in node 3, with b at or below it" in told
+    assert ("in node 1, with a, b at or below it" in told) == (pool == "full")
+
+
 @pytest.mark.parametrize("lora", [False, True])
 def test_only_without_adapters_the_first_stops_all_others(scheduler, lora):
     scheduler.enable_lora = lora

@@ -13,6 +13,7 @@ import threading
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from g4debug.dumps import reading
 from g4debug.findings.launch_memory import LaunchMemory
@@ -66,6 +67,24 @@ class Server:
 
     def round(self) -> None:
         self.flight.progress.came_round()
+
+    def steps(self, count: int, seconds: float = 0.5, **size: int) -> None:
+        """It makes steps, each in a round of its own. size: as of ``launch``."""
+        for _ in range(count):
+            self.launch(**size)
+            self.now += seconds
+            self.flight.stuck.tick()
+            self.round()
+
+    def launch(self, new: int = 1, context: int = 1000, decodes: int = 0) -> None:
+        """decodes: so many requests, of which the host does not know the lengths."""
+        mode = SimpleNamespace(is_idle=lambda: False, is_decode=lambda: decodes > 0)
+        batch = SimpleNamespace(
+            forward_mode=mode, reqs=[None] * decodes, extend_num_tokens=None if decodes else new,
+            seq_lens_cpu=None if decodes else torch.tensor([context]),
+        )  # fmt: skip
+        self.flight.progress.step_begins(self.has, batch)
+        self.flight.progress.step_ends(None)
 
     def stands(self, seconds: float) -> None:
         """Its loop makes no round for so long; all other threads go on."""
@@ -232,6 +251,167 @@ def test_it_is_dumped_once_before_sglangs_watchdog_kills(monkeypatch, tmp_path):
     server.round()  # it goes on, and stands again
     server.stands(90)
     assert server.told == {"hang": 2}
+
+
+def test_a_wait_for_the_device_is_told_after_hang_seconds(server):
+    """Nobody compiles or loads there, no other rank is waited for, and no step was ever as long."""
+    server.steps(5)
+    server.launch()
+    server.stands(19)
+    assert server.told == {}
+    server.stands(4)
+    assert server.told == {"hang": 1}
+    (found,) = server.dumps()
+    assert "it has waited for the device in this place for 20 s" in found.got
+    server.stands(300)
+    server.flight.on_sigterm()
+    assert server.told == {"hang": 1}  # once
+    server.round()
+    server.steps(1)
+    server.launch()
+    server.stands(30)
+    assert server.told == {"hang": 1}  # that step took so long itself
+
+
+def test_the_line_of_source_tells_that_a_tensor_is_fetched(server, monkeypatch, tmp_path):
+    """As without overlap scheduling. Any other line of the scheduler tells nothing."""
+    source = tmp_path / "sglang/srt/managers/processor.py"
+    source.parent.mkdir(parents=True)
+    source.write_text("next_token_ids = result.next_token_ids.tolist()\nfound = look(a.tolist())\n")
+    module = SimpleNamespace(__file__=str(source))
+    monkeypatch.setitem(sys.modules, "sglang.srt.managers.processor", module)
+    for line, told in ((2, {}), (3, {}), (1, {"hang": 1})):
+        server.at = [*LOOP, f"sglang/srt/managers/processor.py:{line} process_batch_result"]
+        server.steps(5)
+        server.launch()
+        server.stands(100)
+        assert server.told == told
+        server.steps(20)
+
+
+@pytest.mark.parametrize(
+    "places",
+    [
+        [],
+        LOOP,
+        [LOOP[0]],
+        [LOOP[0], DEVICE],  # not of a function of the scheduler
+        [*LOOP, "torch/_ops.py:1000 __call__"],  # PTX may be compiled behind it
+        [*LOOP, "torch/nn/functional.py:2000 linear"],
+        [*LOOP, "sglang/srt/speculative/worker.py:9 verify", DEVICE],
+        [*LOOP, "some/autotuner.py:9 bench", DEVICE],
+        [*LOOP, "threading.py:350 wait"],
+        [*LOOP, "torch/distributed/distributed_c10d.py:2800 all_reduce"],
+        [*LOOP, TRITON],
+        [*LOOP, "triton/runtime/autotuner.py:148 _bench", DEVICE],
+    ],
+)  # fmt: skip
+def test_where_it_is_not_known_what_it_does_it_is_told_later(server, places):
+    server.steps(5)
+    server.launch()
+    server.at = places
+    server.stands(239)
+    assert server.dumps() == []
+    server.stands(2)
+    assert len(server.dumps()) == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"tp_size": 2}, {"dp_size": 2}, {"pp_size": 2}, {"nnodes": 2}, {"enable_lmcache": True},
+     {"enable_pdmux": True}],
+)  # fmt: skip
+def test_a_step_that_may_wait_for_others_is_told_later(monkeypatch, tmp_path, arguments):
+    server = Server(monkeypatch, tmp_path / "dumps", **arguments)
+    server.steps(5)
+    server.launch()
+    server.stands(239)
+    assert server.dumps() == []
+    server.stands(2)
+    assert server.told == {"hang": 1}
+
+
+@pytest.mark.parametrize("name", ["enable_hierarchical_cache", "enable_hisparse", "dllm_config"])
+def test_a_step_that_may_wait_for_host_memory_is_told_later(server, name):
+    setattr(server.has, name, True)
+    server.steps(5)
+    server.launch()
+    server.stands(239)
+    assert server.dumps() == []
+
+
+@pytest.mark.parametrize(
+    ("before", "step"),
+    [
+        ({"count": 2}, {}),  # its pace is not known yet
+        ({"count": 50}, {"new": 8192}),  # no step was as large
+        ({"count": 50}, {"context": 100_000}),
+        ({"count": 50, "seconds": 25}, {}),  # under a debugger, or with weights in host memory
+    ],
+)
+def test_a_step_that_may_take_so_long_is_told_later(server, before, step):
+    server.steps(**before)
+    server.launch(**step)
+    server.stands(239)
+    assert server.dumps() == []
+    server.stands(2)
+    assert server.told == {"hang": 1}
+
+
+def test_ten_times_as_long_as_the_longest_step_of_its_size(server):
+    server.steps(5, seconds=5)
+    server.steps(50, new=4)  # others say nothing about it
+    server.launch()
+    server.stands(49)
+    assert server.dumps() == []
+    server.stands(6)
+    assert server.told == {"hang": 1}
+
+
+def test_of_a_step_that_decodes_its_requests_tell_the_size(server):
+    server.steps(50, decodes=1)
+    server.launch(decodes=4)
+    server.stands(200)
+    assert server.dumps() == []
+    server.steps(5, decodes=4)
+    server.steps(20, decodes=7)
+    server.launch(decodes=5)
+    server.stands(24)
+    assert server.told == {"hang": 1}
+
+
+def test_the_step_before_may_be_the_one_that_is_waited_for(server):
+    """With overlap scheduling."""
+    server.steps(50)
+    server.steps(1, new=8192)
+    server.launch()
+    server.stands(239)
+    assert server.dumps() == []
+
+
+def test_a_wait_that_begins_behind_other_work_counts_from_its_own_begin(server):
+    server.steps(5)
+    server.launch()
+    for at in ([*LOOP, "torch/_ops.py:1000 __call__"], [*LOOP, TRITON]):
+        server.at = at
+        server.stands(30)
+    server.at = [*LOOP, DEVICE]
+    server.compilers = ["nvcc"]
+    server.stands(30)
+    server.compilers = []
+    server.stands(20)
+    assert server.dumps() == []
+    server.stands(2)
+    assert server.told == {"hang": 1}
+
+
+def test_a_process_that_may_have_been_suspended_is_told_later(server):
+    server.steps(5)
+    server.launch()
+    server.stands(10)
+    server.now += 3600
+    server.stands(200)
+    assert server.dumps() == []
 
 
 @pytest.mark.parametrize("arguments", [{"watchdog_timeout": None}, {"watchdog_timeout": 10**6}])
