@@ -95,7 +95,9 @@ class FlightRecorder:
         context.before("scheduler.recv_requests", self.look)
         context.recorder.status.waits = self.standing.live
         context.before("runner.init", self.seen.runner)
-        MemoryWatch(context, self.seen, self.boxing.tell).install()
+        memory = MemoryWatch(context, self.seen, self.boxing.tell)
+        memory.install()
+        self.boxing.look = memory.look
         context.before("scheduler.run_batch", progress.step_begins)
         context.before("scheduler.run_batch", self.seen.batch)
         context.after("scheduler.run_batch", progress.step_ends)
