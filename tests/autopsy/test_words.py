@@ -182,7 +182,7 @@ def test_the_map_of_the_same_process_id_of_another_host_is_not_used():
 def test_innocence_is_only_likely_where_the_kernel_reads_kv():
     address = SWA.end + (1 << 45)
     memory = dataclasses.replace(MAP, step=7)
-    vote = Vote(32, 32, True, address)
+    vote = Vote(32, 32, 32, True, address)
     whole, half = Pointer(SWA.start, SWA), Pointer(SWA.start + SWA.nbytes // 2, None)
     for among, said in (
         ([whole], "most likely not a KV page: "),
@@ -194,6 +194,22 @@ def test_innocence_is_only_likely_where_the_kernel_reads_kv():
     ):
         found = examine._innocent(Autopsy("x", ""), vote, among, memory, [])
         assert found.where.startswith(said)
+
+
+def test_innocence_is_no_more_certain_than_the_lanes():
+    address = 1003 * GB
+    among = [Pointer(1002 * GB, None)]
+    for agree, outside, said in (
+        (32, 32, "not a KV page: address"),
+        (20, 32, "by 20 of the 32 lanes that faulted: not a KV page: address"),
+        (20, 20, "by 20 of the 32 lanes that faulted: not a KV page: address"),
+        (10, 32, "by 10 of the 32 lanes that faulted: most likely not a KV page: address"),
+        (1, 1, "by 1 of the 32 lanes that faulted: most likely not a KV page: address"),
+    ):
+        vote = Vote(32, agree, outside, True, address)
+        found = examine._innocent(Autopsy("x", ""), vote, among, MAP, [])
+        assert found.verdict.startswith(said)
+        assert found.where.removeprefix("most likely ").startswith("not a KV page")
 
 
 def test_what_the_allocator_did_with_the_page_is_told():
