@@ -233,6 +233,33 @@ class Holding:
 
 
 @dataclass(frozen=True)
+class Held:
+    """The pages that were handed out for a request and not freed, as the page ledger has it.
+
+    runs: first and last page of each run of numbers, in one row, ascending. count: pages; more than
+    the runs have, if not all had room.
+    """
+
+    pool: str
+    request: str  # rid
+    runs: tuple[int, ...]
+    count: int
+
+    @property
+    def pairs(self) -> tuple[tuple[int, int], ...]:
+        """(first, last) of each run."""
+        return tuple(zip(self.runs[::2], self.runs[1::2], strict=False))
+
+    @property
+    def is_cut(self) -> bool:
+        """True if the runs have not all of the pages."""
+        return sum(last - first + 1 for first, last in self.pairs) < self.count
+
+    def has(self, page: int) -> bool:
+        return any(first <= page <= last for first, last in self.pairs)
+
+
+@dataclass(frozen=True)
 class DeviceAssert:
     """An assertion that failed in a kernel, as CUDA printed it. Equal ones are one, and counted."""
 
@@ -319,6 +346,7 @@ class Evidence:
     holdings: tuple[Holding, ...] = ()  # worst first
     asserts: tuple[DeviceAssert, ...] = ()
     lookups: tuple[Lookup, ...] = ()
+    held: tuple[Held, ...] = ()  # by the requests of the last two steps
 
 
 @dataclass(frozen=True)
@@ -366,4 +394,6 @@ class TrapRecord:
     autopsy: Autopsy | None = None  # of the CUDA core dump, if there was one
     requests: tuple[RequestEvent, ...] = ()  # the last events of all requests, oldest first
     requests_lost: int = 0  # so many were before them
+    # By the requests of the last two steps, only for a CUDA error where the page ledger is armed.
+    held: tuple[Held, ...] = ()
     schema: int = SCHEMA

@@ -35,7 +35,7 @@ STATUS_NS = 10**9  # between two notes of what was checked
 # What a dump has that changes from step to step, that a finding brings, or that is not plain.
 ELSEWHERE = (
     "finding", "created", "tracers", "table", "steps", "events", "transitions", "holdings",
-    "allocator", "asserts", "lookups", "tape", "requests", "requests_lost", "kind",
+    "allocator", "asserts", "lookups", "tape", "requests", "requests_lost", "held", "kind",
 )  # fmt: skip
 
 
