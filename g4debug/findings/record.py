@@ -10,7 +10,7 @@ Linux' KFENCE.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 import numpy as np
@@ -186,7 +186,7 @@ class RequestEvent:
     note: str = ""  # how it ended, or where it waits
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class PageEvent:
     """One event of an allocator: what happened to which pages, when, for whom, and who called.
 
@@ -203,6 +203,36 @@ class PageEvent:
     caller: str = ""  # "schedule_batch.py:2744 _evict_swa"
     note: str = ""
     stopped: bool = False  # a free that g4debug prevented: the allocator did not get the pages
+
+    def __init__(
+        self,
+        step: int,
+        kind: str,
+        pool: str,
+        pages: tuple[int, ...],
+        count: int,
+        request: str = "",
+        caller: str = "",
+        note: str = "",
+        stopped: bool = False,
+    ) -> None:
+        # An event is made in each allocation. The __init__ that a frozen dataclass gets takes
+        # twice as long.
+        _step(self, step)
+        _kind(self, kind)
+        _pool(self, pool)
+        _pages(self, pages)
+        _count(self, count)
+        _request(self, request)
+        _caller(self, caller)
+        _note(self, note)
+        _stopped(self, stopped)
+
+
+# What sets each field of a new PageEvent.
+_step, _kind, _pool, _pages, _count, _request, _caller, _note, _stopped = (
+    vars(PageEvent)[f.name].__set__ for f in fields(PageEvent)
+)
 
 
 @dataclass(frozen=True)
