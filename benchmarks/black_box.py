@@ -6,7 +6,9 @@ It needs no SGLang and no GPU; the requests are stand-ins. *Objects* is what the
 kept of a step before it kept bytes: a list of each field. *Bytes* is what it keeps now, without the
 box, and *box* the same with the box, and with the note of what was checked once in a second. The
 goal: *box* takes no longer than *objects*. An event of an allocator is measured in the same way, as
-the ledger enters it: there the box comes beside the object. --out: CSV with a line of each round.
+the ledger enters it: *objects* makes it as it was made before there was a box, *bytes* is the
+object of today, and with *box* the bytes of the box come beside it. --out: CSV with a line of each
+round.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,8 +32,9 @@ import torch
 from g4debug.findings.record import PageEvent
 from g4debug.findings.steps import Recorder, pool_sizes
 from g4debug.hooking import req_kv
-from g4debug.ledger.books import PoolLedger
+from g4debug.ledger.books import Pages, PoolLedger
 from g4debug.ledger.ledger import Ledger
+from g4debug.ledger.page_history import SHOWN
 from g4debug.settings import Settings
 from g4debug.tracers.base import Context
 from g4debug.tracers.flight_recorder.boxing import Boxing
@@ -106,6 +110,31 @@ class Objects(Recorder):
         self._kept.append(kept)  # type: ignore[arg-type]
 
 
+@dataclass(frozen=True)
+class Event:
+    """A ``PageEvent`` as it was: with the ``__init__`` that a frozen dataclass gets (65047104)."""
+
+    step: int
+    kind: str
+    pool: str
+    pages: tuple[int, ...]
+    count: int
+    request: str = ""
+    caller: str = ""
+    note: str = ""
+    stopped: bool = False
+
+
+class Entering(Ledger):
+    """Makes an event as it was made before there was a box (commit 65047104)."""
+
+    def event(self, pool: PoolLedger, kind: str, pages: Pages, **words: Any) -> Any:
+        step, named = self.transport.step, tuple(pages[:SHOWN].tolist())
+        if step is None:
+            step = self.recorder.step + self.recorder.preparing
+        return Event(step, kind, pool.name, named, len(pages), **words)
+
+
 def microseconds(work: Callable[[], object]) -> float:
     begin = time.thread_time()  # another process may take this core meanwhile
     for _ in range(CALLS):
@@ -169,15 +198,20 @@ def main() -> None:
 
                 ways = {"objects": as_objects, "bytes": as_bytes, "box": boxed}
                 rows += compared(f"a step of {count} requests", args.rounds, ways)
-            ledger, pool = Ledger(recorder), PoolLedger("full", pages=4096, page_size=64)
+            pool = PoolLedger("full", pages=4096, page_size=64)
+            old, ledger = Entering(recorder), Ledger(recorder)
             pages, words = np.array([7, 8, 9]), {"request": "r" * 32}
             words["caller"] = "schedule_batch.py:2013 alloc_for_decode"
 
-            def event(also: Callable[[PageEvent], None] | None) -> None:
+            def event(ledger: Ledger, also: Callable[[PageEvent], None] | None = None) -> None:
                 ledger.log.also = also
                 ledger.enter(pool, "extend", pages, holds=True, **words)
 
-            ways = {"objects": lambda: event(None), "box": lambda: event(boxing.event)}
+            ways = {
+                "objects": lambda: event(old),
+                "bytes": lambda: event(ledger),
+                "box": lambda: event(ledger, boxing.event),
+            }
             rows += compared("an event", args.rounds, ways)
         finally:
             boxing.remove()

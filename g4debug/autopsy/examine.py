@@ -194,6 +194,13 @@ def _of_row(known: Autopsy, joint: str = ";") -> str:
     return of + (f", request {known.request}" if known.request else "")
 
 
+def _by(vote: Vote) -> str:
+    """Who says what follows, if not all lanes do."""
+    if vote.agree >= vote.lanes:
+        return ""
+    return f"by {vote.agree} of the {vote.lanes} lanes that faulted: "
+
+
 def _of_no_page(
     known: Autopsy,
     exception: int,
@@ -299,11 +306,11 @@ def _innocent(
         where += f"; nearest among the kernel's buffers is {vote.base.buffer}"
     # Where the kernel reads KV, too, it may be a page that is far outside of its pool.
     reads = any(r.what == KV for p in among for r in memory.at(p.address))
-    likely = "most likely " if reads or not memory.segments else ""
+    likely = "most likely " if reads or vote.few or not memory.segments else ""
     where = f"{likely}not a KV page: address {vote.address:#x} is {where}"
     return dataclasses.replace(
         known,
-        verdict=f"{where}{_of_row(known)}",
+        verdict=f"{_by(vote)}{where}{_of_row(known)}",
         address=vote.address,
         lanes=vote.lanes,
         agree=vote.agree,
@@ -322,15 +329,15 @@ def _of_page(
     page, token = buffer.page_at(vote.address)
     parts = [buffer.part, *(p.buffer.part for p in vote.same if p.buffer is not None)]
     both = dataclasses.replace(buffer, part=" or ".join(sorted(set(parts))))
-    likely = "" if vote.sure else "most likely "
+    likely = "" if vote.sure and not vote.few else "most likely "
     why, fits = story.cause(buffer, page, token, record)
-    if why and not vote.sure:
+    if why and likely:
         why = f"most likely: {why}"
     elif why and vote.agree < vote.lanes:
         why = f"for {vote.agree} of the {vote.lanes} lanes: {why}"
     return dataclasses.replace(
         known,
-        verdict=f"{likely}{places.page(both, page)}{_of_row(known, ',')}",
+        verdict=f"{_by(vote)}{likely}{places.page(both, page)}{_of_row(known, ',')}",
         address=vote.address,
         lanes=vote.lanes,
         agree=vote.agree,

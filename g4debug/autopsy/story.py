@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from g4debug.findings.kinds import KINDS
 from g4debug.findings.memory_map import MemoryRange
-from g4debug.findings.record import PageEvent, TrapRecord
+from g4debug.findings.record import Held, PageEvent, TrapRecord
 
 SHOWN = 8  # events and steps of the dump
 ALL_BITS = 1 << 20  # from here on, a page number of nothing but set bits is no real one
@@ -61,6 +61,7 @@ def history(
     """What the dump has of that page, and of the request in that row."""
     if record is None:
         return
+    yield from _held(page, request, record)
     events = (*record.events, *record.allocator)
     of_page = [e for e in events if page in e.pages]
     for event in of_page[-SHOWN:]:
@@ -75,11 +76,50 @@ def history(
         yield from _steps(request, record)
 
 
+def _held(page: int, request: str, record: TrapRecord) -> Iterator[str]:
+    """Who holds a page of that number, and which pages the request in that row holds.
+
+    A request also reads pages of others, which the prefix cache lends it; the ledger has them under
+    the request that they were handed out for.
+    """
+    if not record.held:
+        return
+    cut = any(h.is_cut for h in record.held)
+    holders = [h for h in record.held if h.has(page)]
+    for h in holders[:SHOWN]:
+        row = ", the request in that row" if h.request == request else ""
+        yield (
+            f"by the ledger, page {page} of the {h.pool} pool was handed out for {h.request}{row}, "
+            "and not freed since"
+        )
+    if not holders and page >= 0:
+        yield (
+            f"by the ledger, no request of the last two steps was given a page {page}, of any pool"
+            + ("; they hold more pages than the dump has room for" if cut else "")
+        )
+    for h in record.held:
+        if h.request == request and request:
+            yield (
+                f"by the ledger, {_counted(h.count)} of the {h.pool} pool handed out for {request} "
+                f"and not freed{_named(h)}"
+            )
+
+
+def _named(h: Held) -> str:
+    shown = [str(a) if a == b else f"{a} to {b}" for a, b in h.pairs[:SHOWN]]
+    more = ", …" if len(h.pairs) > SHOWN or h.is_cut else ""
+    return f": {', '.join(shown)}{more}" if shown else ""
+
+
+def _counted(pages: int) -> str:
+    return f"{pages} page{'s' * (pages != 1)}"
+
+
 def _event(event: PageEvent) -> str:
     of = f" for {event.request}" if event.request else ""
     by = f" by {event.caller}" if event.caller else ""
     shown = ", ".join(map(str, event.pages[:SHOWN]))
-    pages = f"{event.count} page{'s' * (event.count != 1)}"
+    pages = _counted(event.count)
     return f"step {event.step}: {event.kind} of {pages} ({shown}) of {event.pool}{of}{by}"
 
 

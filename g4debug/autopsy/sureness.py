@@ -28,6 +28,11 @@ def of_vote(vote: Vote, place: images.Place) -> Iterator[str]:
             f"{lanes} hold an address {near}, but not where the instruction that faulted takes its "
             "address from: that was written over since, or is not known"
         )
+    if vote.agree < vote.lanes:
+        yield (
+            f"of the other lanes, {vote.outside - vote.agree} hold an address there that is "
+            f"outside of all memory, too, and {vote.lanes - vote.outside} hold none"
+        )
     if vote.numbered:
         least = "at least " if not vote.exact and vote.lanes > votes.MOST_COMPARED else ""
         yield f"{least}{vote.numbered} of these lanes also hold the page's or the token's number"

@@ -53,7 +53,8 @@ class Vote:
     """What the lanes say.
 
     lanes: of the warps that faulted. agree: so many of them have an address in the same page
-    (without a KV buffer: in the same 2 MiB). exact: it is from the pair of registers of the
+    (without a KV buffer: in the same 2 MiB). outside: so many have an address there that no range
+    of the map has, in whatever page. exact: it is from the pair of registers of the
     instruction that faulted. base: the buffer that it was meant for, None if there is none.
     numbered: so many lanes hold the number of that page or token. inside: so many other lanes at
     the same instruction are in that buffer at the same pair. rivals: other buffers of the kernel
@@ -67,6 +68,7 @@ class Vote:
 
     lanes: int
     agree: int = 0
+    outside: int = 0
     exact: bool = False
     address: int = -1
     base: Pointer | None = None
@@ -77,6 +79,13 @@ class Vote:
     reads: Pointer | None = None
     given: bool = False
     whole: bool = True
+
+    @property
+    def few(self) -> bool:
+        """True if so few lanes agree that another address may be the one that faulted: fewer than
+        read any page together, or fewer than half of those whose address is outside of all memory.
+        """
+        return self.agree < DIFFERENT or 2 * self.agree < self.outside
 
     @property
     def sure(self) -> bool:
@@ -218,7 +227,7 @@ def _exact(
         base = _nearest(int(addresses.min()), among)
         rivals = tuple(p for p in among if p.is_kv and p is not base)
     agree, address = _most(addresses, base)
-    return Vote(lanes, agree, True, address, base, numbered, inside, rivals)
+    return Vote(lanes, agree, len(addresses), True, address, base, numbered, inside, rivals)
 
 
 def _anywhere(
@@ -264,7 +273,7 @@ def _anywhere(
     lowest = min(a for _, a, p in found if p is base)
     # Without the page's number only the distance has told which buffer it is.
     rivals = same if numbered or same else tuple(p for p, _ in kv if p is not base)
-    return Vote(lanes, lanes, False, lowest, base, numbered, 0, rivals, same)
+    return Vote(lanes, lanes, lanes, False, lowest, base, numbered, 0, rivals, same)
 
 
 def _whole(addresses: Any) -> Any:

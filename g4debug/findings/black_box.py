@@ -79,6 +79,7 @@ _RIDS = struct.Struct("<I")
 # Of an event, behind its number: step, count, how many pages, stopped, texts, pages.
 _SHOWN = 8
 _EVENTS_OF = [struct.Struct(f"<qqBB160s{shown}q") for shown in range(_SHOWN + 1)]
+_PACK_EVENT = [of.pack_into for of in _EVENTS_OF]
 _TEXTS = struct.Struct("<12s6s40s64s38s")  # kind, pool, request, caller and note
 # Of a note, behind its number: step, time; ``NUMBERS``; three texts.
 _NOTE = struct.Struct("<qq8q12s128s144s")
@@ -181,13 +182,16 @@ class BlackBox:
         self._events = number = self._events + 1
         place = _EVENTS_AT + number % EVENTS * EVENT_BYTES
         words = event.kind, event.pool, event.request, event.caller, event.note
-        pages, texts = event.pages[:_SHOWN], self._texts.get(words) or self._text_of(words)
-        shown, numbers = len(pages), self._numbers
-        numbers[place >> 3] = 0
-        _EVENTS_OF[shown].pack_into(
+        texts = self._texts.get(words) or self._text_of(words)
+        pages, numbers, at = event.pages, self._numbers, place >> 3
+        shown = len(pages)
+        if shown > _SHOWN:
+            pages, shown = pages[:_SHOWN], _SHOWN
+        numbers[at] = 0
+        _PACK_EVENT[shown](
             self._map, place + 8, event.step, event.count, shown, event.stopped, texts, *pages
         )
-        numbers[place >> 3] = number
+        numbers[at] = number
 
     def note(self, event: tuple[Any, ...]) -> None:
         """Write an event of a request: the fields of a RequestEvent."""

@@ -10,7 +10,7 @@ Linux' KFENCE.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 import numpy as np
@@ -186,7 +186,7 @@ class RequestEvent:
     note: str = ""  # how it ended, or where it waits
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class PageEvent:
     """One event of an allocator: what happened to which pages, when, for whom, and who called.
 
@@ -203,6 +203,36 @@ class PageEvent:
     caller: str = ""  # "schedule_batch.py:2744 _evict_swa"
     note: str = ""
     stopped: bool = False  # a free that g4debug prevented: the allocator did not get the pages
+
+    def __init__(
+        self,
+        step: int,
+        kind: str,
+        pool: str,
+        pages: tuple[int, ...],
+        count: int,
+        request: str = "",
+        caller: str = "",
+        note: str = "",
+        stopped: bool = False,
+    ) -> None:
+        # An event is made in each allocation. The __init__ that a frozen dataclass gets takes
+        # twice as long.
+        _step(self, step)
+        _kind(self, kind)
+        _pool(self, pool)
+        _pages(self, pages)
+        _count(self, count)
+        _request(self, request)
+        _caller(self, caller)
+        _note(self, note)
+        _stopped(self, stopped)
+
+
+# What sets each field of a new PageEvent.
+_step, _kind, _pool, _pages, _count, _request, _caller, _note, _stopped = (
+    vars(PageEvent)[f.name].__set__ for f in fields(PageEvent)
+)
 
 
 @dataclass(frozen=True)
@@ -230,6 +260,33 @@ class Holding:
     last: str = ""  # the last event of the first page, in words
     due: str = ""  # what should have freed the pages, in words
     step: int = -1  # the step in which that should have happened
+
+
+@dataclass(frozen=True)
+class Held:
+    """The pages that were handed out for a request and not freed, as the page ledger has it.
+
+    runs: first and last page of each run of numbers, in one row, ascending. count: pages; more than
+    the runs have, if not all had room.
+    """
+
+    pool: str
+    request: str  # rid
+    runs: tuple[int, ...]
+    count: int
+
+    @property
+    def pairs(self) -> tuple[tuple[int, int], ...]:
+        """(first, last) of each run."""
+        return tuple(zip(self.runs[::2], self.runs[1::2], strict=False))
+
+    @property
+    def is_cut(self) -> bool:
+        """True if the runs have not all of the pages."""
+        return sum(last - first + 1 for first, last in self.pairs) < self.count
+
+    def has(self, page: int) -> bool:
+        return any(first <= page <= last for first, last in self.pairs)
 
 
 @dataclass(frozen=True)
@@ -319,6 +376,7 @@ class Evidence:
     holdings: tuple[Holding, ...] = ()  # worst first
     asserts: tuple[DeviceAssert, ...] = ()
     lookups: tuple[Lookup, ...] = ()
+    held: tuple[Held, ...] = ()  # by the requests of the last two steps
 
 
 @dataclass(frozen=True)
@@ -366,4 +424,6 @@ class TrapRecord:
     autopsy: Autopsy | None = None  # of the CUDA core dump, if there was one
     requests: tuple[RequestEvent, ...] = ()  # the last events of all requests, oldest first
     requests_lost: int = 0  # so many were before them
+    # By the requests of the last two steps, only for a CUDA error where the page ledger is armed.
+    held: tuple[Held, ...] = ()
     schema: int = SCHEMA

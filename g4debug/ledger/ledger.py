@@ -153,10 +153,11 @@ class Ledger:
 
         words: str each: the request, the caller of the allocator, and a note.
         """
-        step, named = self.transport.step, tuple(pages[:SHOWN].tolist())
+        step, count = self.transport.step, len(pages)
         if step is None:
             step = self.recorder.step + self.recorder.preparing
-        return PageEvent(step, kind, pool.name, named, len(pages), **words)
+        named = pages if count <= SHOWN else pages[:SHOWN]
+        return PageEvent(step, kind, pool.name, tuple(named.tolist()), count, **words)
 
     # --- indices on their way to the host --------------------------------------------------
 

@@ -18,7 +18,8 @@ def render(record: TrapRecord, stream: IO[str]) -> None:
     plain = to_plain(record)
     if plain["tape"] is not None:
         del plain["tape"]["events"]  # megabytes, which only g4debug reads
-    del plain["requests"], plain["requests_lost"]  # more of each request than a report needs
+    # More of each request than a report needs.
+    del plain["requests"], plain["requests_lost"], plain["held"]
     write(plain, stream)
 
 

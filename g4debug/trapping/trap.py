@@ -295,6 +295,7 @@ def _cut(record: TrapRecord, rows: int, columns: int, steps: int) -> TrapRecord:
         allocator=record.allocator[-steps:],
         requests=record.requests[-steps:],
         requests_lost=record.requests_lost + len(record.requests[:-steps]),
+        held=(),  # a part of it would say that nobody holds the rest
     )
 
 

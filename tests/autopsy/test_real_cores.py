@@ -227,14 +227,28 @@ def test_a_cause_is_no_more_certain_than_its_page(name):
     assert any("only the distance tells" in n for n in found.notes) == likely
 
 
-def test_a_cause_of_a_page_that_not_all_lanes_have_says_so(monkeypatch):
+def test_a_page_that_not_all_lanes_have_is_said_so(monkeypatch):
+    """In the verdict, which is what is read first, and in the cause."""
     whole = votes.vote
 
-    def some(*args):
-        return dataclasses.replace(whole(*args), agree=40)
+    def some(agree, outside):
+        def vote(*args):
+            return dataclasses.replace(whole(*args), agree=agree, outside=outside)
 
-    monkeypatch.setattr(votes, "vote", some)
-    assert autopsy("decode-uninitialised").cause.startswith("for 40 of the 64 lanes: the index is")
+        monkeypatch.setattr(votes, "vote", vote)
+        return autopsy("decode-uninitialised")
+
+    page = f"page {named('decode-uninitialised')} of K, layer 3"
+    found = some(40, 64)
+    assert found.verdict.startswith(f"by 40 of the 64 lanes that faulted: {page}")
+    assert found.cause.startswith("for 40 of the 64 lanes: the index is")
+    assert "of the other lanes, 24 hold an address there that is outside" in " ".join(found.notes)
+    for agree, outside in ((1, 1), (30, 64)):
+        found = some(agree, outside)
+        assert found.verdict.startswith(
+            f"by {agree} of the 64 lanes that faulted: most likely {page}"
+        )
+        assert found.cause.startswith("most likely: the index is")
     assert autopsy("decode-larger-pool").cause.startswith("most likely: page 384 is in the full")
 
 

@@ -104,6 +104,42 @@ def test_a_map_without_all_segments_makes_no_vote_certain():
     assert vote(numbered, memory=lacks).sure
 
 
+def of_each(*addresses: int) -> SimpleNamespace:
+    """A warp that faulted, of which each lane has an address of its own and its page's number."""
+    of = warp(0, faulted=True)
+    held = np.array(addresses, "<u8")
+    of.registers[:, 4], of.registers[:, 5] = held & np.uint64(0xFFFF_FFFF), held >> np.uint64(32)
+    of.registers[:, 0] = (held.astype(np.int64) - K.start) // PAGE
+    return of
+
+
+def counted(*addresses: int):
+    """The vote of one warp."""
+    voters = votes.Voters(SimpleNamespace(registers=lambda w: w.registers), [of_each(*addresses)])
+    return votes.vote(voters, LOADS, [Pointer(K.start, K), Pointer(V.start, V)], MAP)
+
+
+def test_a_single_lane_is_not_enough():
+    """One lane that also holds the page's number made the verdict as certain as all 32."""
+    inside, bad = [K.start + n * 512 for n in range(32)], [BAD + n * 16 for n in range(32)]
+    for count, few in ((1, True), (3, True), (4, False), (32, False)):
+        found = counted(*bad[:count], *inside[count:])
+        assert (found.lanes, found.agree, found.outside) == (32, count, count)
+        assert found.sure
+        assert found.few == few
+    assert vote(access=None).agree == 64
+    assert not vote(access=None).few
+
+
+def test_lanes_that_hold_other_pages_outside_speak_against_it():
+    other = [BAD + (n + 1) * 50 * PAGE for n in range(32)]
+    bad = [BAD + n * 16 for n in range(32)]
+    for count, few in ((10, True), (15, True), (16, False)):
+        found = counted(*bad[:count], *other[count:])
+        assert (found.lanes, found.agree, found.outside) == (32, count, 32)
+        assert found.few == few
+
+
 def test_very_many_pointers_and_registers_take_bounded_work(monkeypatch):
     """Each pair of registers has an address, and each of the pointers may be its buffer."""
     looked, numbered = [], votes._numbered

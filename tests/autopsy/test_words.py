@@ -12,7 +12,7 @@ from g4debug.autopsy.core import Core
 from g4debug.autopsy.votes import Pointer, Vote
 from g4debug.backends import adapters
 from g4debug.findings.memory_map import GIVEN_BACK, KV, SEGMENT, MemoryMap, MemoryRange
-from g4debug.findings.record import Autopsy, Finding, Location, PageEvent, Step, TrapRecord
+from g4debug.findings.record import Autopsy, Finding, Held, Location, PageEvent, Step, TrapRecord
 from g4debug.triage.entry import entries
 
 pytestmark = pytest.mark.once("a core is read without SGLang")
@@ -182,7 +182,7 @@ def test_the_map_of_the_same_process_id_of_another_host_is_not_used():
 def test_innocence_is_only_likely_where_the_kernel_reads_kv():
     address = SWA.end + (1 << 45)
     memory = dataclasses.replace(MAP, step=7)
-    vote = Vote(32, 32, True, address)
+    vote = Vote(32, 32, 32, True, address)
     whole, half = Pointer(SWA.start, SWA), Pointer(SWA.start + SWA.nbytes // 2, None)
     for among, said in (
         ([whole], "most likely not a KV page: "),
@@ -194,6 +194,22 @@ def test_innocence_is_only_likely_where_the_kernel_reads_kv():
     ):
         found = examine._innocent(Autopsy("x", ""), vote, among, memory, [])
         assert found.where.startswith(said)
+
+
+def test_innocence_is_no_more_certain_than_the_lanes():
+    address = 1003 * GB
+    among = [Pointer(1002 * GB, None)]
+    for agree, outside, said in (
+        (32, 32, "not a KV page: address"),
+        (20, 32, "by 20 of the 32 lanes that faulted: not a KV page: address"),
+        (20, 20, "by 20 of the 32 lanes that faulted: not a KV page: address"),
+        (10, 32, "by 10 of the 32 lanes that faulted: most likely not a KV page: address"),
+        (1, 1, "by 1 of the 32 lanes that faulted: most likely not a KV page: address"),
+    ):
+        vote = Vote(32, agree, outside, True, address)
+        found = examine._innocent(Autopsy("x", ""), vote, among, MAP, [])
+        assert found.verdict.startswith(said)
+        assert found.where.removeprefix("most likely ").startswith("not a KV page")
 
 
 def test_what_the_allocator_did_with_the_page_is_told():
@@ -210,6 +226,37 @@ def test_what_the_allocator_did_with_the_page_is_told():
     events = (*events, PageEvent(5, "alloc", "full", (1, 2), 40, "request-1"))
     (line,) = story.history(SWA, 999, "", record(allocator=events))
     assert line.endswith("have no page 999; 1 of them have more pages than are noted")
+
+
+def test_what_the_ledger_knows_of_the_pages_holder_is_told():
+    """The page was handed out long before the last events of the allocators."""
+    events = (PageEvent(9, "free", "full", (7,), 1, "b"),)
+    held = (
+        Held("full", "a", (10, 12, 384, 384), 4),
+        Held("swa", "a", (5, 5), 1),
+        Held("full", "b", (20, 29), 10),
+        Held("swa", "b", (), 0),
+    )
+    told = list(story.history(SWA, 384, "a", record(allocator=events, held=held)))
+    assert told[:3] == [
+        "by the ledger, page 384 of the full pool was handed out for a, the request in that row, "
+        "and not freed since",
+        "by the ledger, 4 pages of the full pool handed out for a and not freed: 10 to 12, 384",
+        "by the ledger, 1 page of the swa pool handed out for a and not freed: 5",
+    ]
+    told = list(story.history(SWA, 22, "a", record(held=held)))
+    assert told[0] == (
+        "by the ledger, page 22 of the full pool was handed out for b, and not freed since"
+    )
+    told = list(story.history(SWA, 3999, "b", record(held=held)))
+    assert told[0] == (
+        "by the ledger, no request of the last two steps was given a page 3999, of any pool"
+    )
+    cut = (*held, Held("full", "c", (), 3))
+    (first, *_) = story.history(SWA, 3999, "b", record(held=cut))
+    assert first.endswith("; they hold more pages than the dump has room for")
+    assert not any("ledger" in line for line in story.history(SWA, 22, "a", record()))
+    assert list(story.history(SWA, -1, "", record(held=held))) == []
 
 
 def test_a_dump_of_another_day_is_doubted():

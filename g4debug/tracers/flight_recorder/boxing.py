@@ -35,7 +35,7 @@ STATUS_NS = 10**9  # between two notes of what was checked
 # What a dump has that changes from step to step, that a finding brings, or that is not plain.
 ELSEWHERE = (
     "finding", "created", "tracers", "table", "steps", "events", "transitions", "holdings",
-    "allocator", "asserts", "lookups", "tape", "requests", "requests_lost", "kind",
+    "allocator", "asserts", "lookups", "tape", "requests", "requests_lost", "held", "kind",
 )  # fmt: skip
 
 
@@ -47,6 +47,7 @@ class Boxing:
         self.recorder = context.recorder
         self.box: BlackBox | None = None
         self.requests: RequestEvents | None = None  # if they are kept
+        self.look: Callable[[], None] = lambda: None  # called when the checks are noted
         self._told_at = 0  # Unix time, which may be set back
         # The last step that was finished, and the last of which the checks were read.
         # Each with the replays up to it.
@@ -194,6 +195,7 @@ class Boxing:
                 if abs(at - self._told_at) >= STATUS_NS:
                     self._told_at = at
                     self._told()
+                    self.look()
             except Exception as e:
                 self._off(e)
 

@@ -32,8 +32,8 @@ FILE = "CUDA_COREDUMP_FILE"
 LIGHTWEIGHT = "CUDA_ENABLE_LIGHTWEIGHT_COREDUMP"  # what older drivers have in place of the flags
 OURS = "g4debug-core-"
 SUFFIX = ".nvcudmp"
-# Registers, stacks and code, but no memory: some 5 to 300 MB. With skip_abort the process goes on,
-# so that Python sees the error.
+# Registers, stacks and code, but no memory: at most 209 MB so far. With skip_abort the process goes
+# on, so that Python sees the error.
 LIGHT = (
     "skip_nonrelocated_elf_images,skip_global_memory,skip_shared_memory,skip_local_memory,"
     "skip_constbank_memory,skip_abort"

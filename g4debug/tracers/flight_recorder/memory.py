@@ -1,7 +1,13 @@
 """Makes the memory map of this process: at start, and again on an idle server when it has changed.
 
-Everything is asked of host objects: a tensor knows its address, and PyTorch's caching allocator
-its segments. Nothing waits for the device. Buffers are found by what is there, not by a list: every
+On a busy server PyTorch's caching allocator may get more segments, and the map does not know them.
+So a dump that the main thread makes has the segments of its own time. A map that cannot be renewed
+says that it has not all segments: that of the black box, on a server that has no time for it, and
+that of a dump that another thread makes. That thread must not ask the allocator: the main thread
+may have its lock and wait for a device that hangs.
+
+Everything is asked of host objects: a tensor knows its address, and the caching allocator its
+segments. Nothing waits for the device. Buffers are found by what is there, not by a list: every
 tensor of a KV pool, of an attention backend, and of a model.
 """
 
@@ -10,7 +16,9 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import itertools
+import logging
 import re
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -39,13 +47,18 @@ ITEMS = 4096  # of an attention backend that are looked at
 OFTEN = 5  # seconds between two looks on an idle server
 RARELY = 100  # times as long as it took to make the map, until it is made again
 OLD = 32  # segments that the allocator gave back, which are kept
+OF_SEGMENTS = (SEGMENT, GIVEN_BACK)
 SMALL = 1 << 20  # bytes; smaller weights are only marked in their segment
 SMALL_ON_HOST = 4096  # where there are no segments
+logger = logging.getLogger("g4debug")
 _GROUP = re.compile(r"(?:^|.*?\.)(layers\.\d+|embed\w*)(?:\.|$)")
 
 
 class MemoryWatch:
-    """Keeps the map of this process. It is read when the device may be dead."""
+    """Keeps the map of this process. It is read when the device may be dead.
+
+    stale: the map may lack segments, because the allocator has got others since it was made.
+    """
 
     def __init__(
         self, context: Context, seen: Seen, made: Callable[[], None] = lambda: None
@@ -53,7 +66,9 @@ class MemoryWatch:
         """made: called when there is another map, so that the black box can keep it."""
         self.context, self.seen, self.made = context, seen, made
         self.map: MemoryMap | None = None
+        self.stale = False
         self._state, self._next = -1, 0.0
+        self._telling = False  # while the black box gets the map
 
     def install(self) -> None:
         self.context.after("scheduler.init", self.after_scheduler_init)
@@ -63,8 +78,14 @@ class MemoryWatch:
             describer.memory = self.last
 
     def last(self) -> MemoryMap | None:
-        """The map. A scheduler that dies while it starts has none yet, and gets it now."""
-        return self._now() if self.map is None else self.map
+        """The map. In the main thread it has the segments of now; elsewhere it says if it may lack
+        some. A scheduler that dies while it starts has none yet, and gets it now.
+        """
+        if self.map is None:
+            return self._now()
+        if threading.current_thread() is threading.main_thread() and not self._telling:
+            self._renew()
+        return dataclasses.replace(self.map, segments=False) if self.stale else self.map
 
     def after_scheduler_init(self, result: Any, *args: Any, **kwargs: Any) -> Any:
         self._make()
@@ -74,20 +95,76 @@ class MemoryWatch:
         now = time.monotonic()
         if now >= self._next and self.map is not None:
             self._next = now + OFTEN
-            if changed() != self._state:
+            if self.stale or changed(self._device) != self._state:
                 self._make()
                 # A server of very many segments may be asked something meanwhile.
                 self._next += RARELY * (time.monotonic() - now)
 
+    def look(self) -> None:
+        """On a busy server, about once in a second: the black box must not have a map that claims
+        to know all segments if the allocator has got others.
+        """
+        if self.map is not None and not self.stale:
+            try:
+                self.stale = changed(self._device) != self._state
+            except Exception as e:
+                self._not_known(e)
+            if self.stale:
+                self._tell()
+
+    @property
+    def _device(self) -> int | None:
+        """The number of the map's device. Without it, PyTorch would ask the driver for that."""
+        number = self.map.device.rpartition(":")[2] if self.map is not None else ""
+        return int(number) if number.isdecimal() else None
+
     def _make(self) -> None:
-        old, self._state = self.map, changed()
+        old, self._state = self.map, changed(self._device)
         new = self._now()
         self.map = new if old is None else _with_given_back(new, old)
-        self.made()
+        self.stale = False
+        self._tell()
+
+    def _tell(self) -> None:
+        self._telling = True
+        try:
+            self.made()
+        finally:
+            self._telling = False
+
+    def _renew(self) -> None:
+        """Ask for the segments again, if they have changed. The device may be dead by now."""
+        if self.map is None:
+            return
+        try:
+            state = changed(self._device)
+            if self.stale or state != self._state:
+                self.map = with_segments_of_now(self.map, self.context.recorder.step)
+                self._state, self.stale = state, False
+        except Exception as e:
+            self._not_known(e)
+
+    def _not_known(self, error: Exception) -> None:
+        self.stale = True
+        logger.warning(
+            "g4debug: the memory map may lack segments of PyTorch's memory, which could not be "
+            "asked for (%s: %s)",
+            type(error).__name__,
+            error,
+        )
 
     def _now(self) -> MemoryMap:
         recorder = self.context.recorder
         return make(recorder.scheduler, self.seen.runners, recorder.step)
+
+
+def with_segments_of_now(old: MemoryMap, step: int) -> MemoryMap:
+    """The map with the allocator's segments of now; everything else stays as it is."""
+    rest = [r for r in old.ranges if r.what not in OF_SEGMENTS]
+    known, weights = ([r for r in rest if (r.what == WEIGHTS) == is_] for is_ in (False, True))
+    found = memory_map.make((*rest, *_segments(known, weights)), step, old.device, uses_cuda())
+    found = dataclasses.replace(found, left_out=old.left_out + found.left_out)
+    return _with_given_back(found, old)
 
 
 def _with_given_back(new: MemoryMap, old: MemoryMap) -> MemoryMap:
@@ -107,7 +184,7 @@ def _with_given_back(new: MemoryMap, old: MemoryMap) -> MemoryMap:
     gone = [
         dataclasses.replace(r, what=GIVEN_BACK)
         for r in old.ranges
-        if r.what in (SEGMENT, GIVEN_BACK) and is_gone(r)
+        if r.what in OF_SEGMENTS and is_gone(r)
     ]
     kept = sorted(gone, key=lambda r: -r.nbytes)[:OLD]
     return dataclasses.replace(
@@ -140,11 +217,15 @@ def uses_cuda() -> bool:
     return torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
 
 
-def changed() -> int:
-    """A number that differs when the caching allocator has got or given back a segment."""
+def changed(device: int | None = None) -> int:
+    """A number that differs when the caching allocator has got or given back a segment.
+
+    device: its number; the current one if it is None. Nothing is asked of the driver if it is
+    given.
+    """
     if not uses_cuda():
         return 0
-    stats = torch.cuda.memory_stats()
+    stats = torch.cuda.memory_stats(device)
     names = ("segment.all.allocated", "segment.all.freed")
     return sum(int(stats.get(name, 0)) for name in names)
 

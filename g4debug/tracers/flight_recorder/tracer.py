@@ -16,6 +16,7 @@ allocators, because those need a tracer that uses the page ledger.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import sys
@@ -32,6 +33,7 @@ from g4debug.findings.launch_memory import Seat
 from g4debug.findings.record import DeviceAssert, Evidence, Lookup
 from g4debug.hooking.hooks import Order
 from g4debug.hooking.resolved import server_argument
+from g4debug.ledger import held
 from g4debug.tracers.base import Context, Tracer
 from g4debug.tracers.flight_recorder import (
     core_autopsy,
@@ -95,7 +97,9 @@ class FlightRecorder:
         context.before("scheduler.recv_requests", self.look)
         context.recorder.status.waits = self.standing.live
         context.before("runner.init", self.seen.runner)
-        MemoryWatch(context, self.seen, self.boxing.tell).install()
+        memory = MemoryWatch(context, self.seen, self.boxing.tell)
+        memory.install()
+        self.boxing.look = memory.look
         context.before("scheduler.run_batch", progress.step_begins)
         context.before("scheduler.run_batch", self.seen.batch)
         context.after("scheduler.run_batch", progress.step_ends)
@@ -214,9 +218,9 @@ class FlightRecorder:
             # A driver that writes a core dump was seen to call a failed assertion "unspecified
             # launch failure" and "illegal memory access". If the core dump says that it was an
             # assertion, the lookups are what is asked next.
-            evidence = Evidence(lookups=self._lookups(()))
+            evidence = dataclasses.replace(self._of_cuda(error), lookups=self._lookups(()))
         else:
-            evidence = None
+            evidence = self._of_cuda(error)
         path = trap.report_end(found, evidence)
         trap.stop(found, path)
         self._look_into_core(error, path, began)
@@ -233,9 +237,22 @@ class FlightRecorder:
             self.told = self.others.ending = True
             found = finding.of_other_rank(first, error, self.context)
             trap = self.context.trap
-            path = trap.report_end(found)
+            path = trap.report_end(found, self._of_cuda(error))
             trap.stop(found, path)
             self._look_into_core(error, path, began)
+
+    def _of_cuda(self, error: BaseException | None) -> Evidence:
+        """What the autopsy of a core dump asks: who holds which page, by the ledger."""
+        if error is None or not finding.is_cuda(error):
+            return Evidence()
+        requests = {rid for step in self.recorder.steps[-2:] for rid in step.rids}
+        try:
+            return Evidence(held=held.of_requests(self.context.ledger, requests))
+        except Exception as e:
+            self.context.limit(
+                "the dump does not tell who held which page", f"{type(e).__name__}: {e}"
+            )
+            return Evidence()
 
     def _look_into_core(self, error: BaseException | None, path: Path | None, began: float) -> None:
         """Put what the CUDA core dump says into the dump of a CUDA error, which came at began."""

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from g4debug.dumps import patience
+from g4debug.findings.record import Evidence
 from g4debug.settings import Settings
 from g4debug.tracers.flight_recorder import core_autopsy, coredump, tracer
 from g4debug.tracers.flight_recorder.coredump import ENABLE, FILE, FLAGS, LIGHT, LIGHTWEIGHT
@@ -560,6 +561,7 @@ def test_a_scheduler_that_dies_counts_from_its_error_not_from_its_dump(tmp_path,
         complete=None,
         _asserted=lambda error: None,
         _lookups=lambda found: (),
+        _of_cuda=lambda error: Evidence(),
         _innocence=None,
         _removes_core=lambda: True,
     )

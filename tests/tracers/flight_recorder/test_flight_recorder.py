@@ -8,6 +8,7 @@ import threading
 import time
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -19,6 +20,8 @@ from g4debug.findings.record import Finding, Location
 from g4debug.findings.steps import Recorder
 from g4debug.hooking import targets
 from g4debug.hooking.hooks import Hooks
+from g4debug.ledger.books import PoolLedger
+from g4debug.ledger.ledger import Ledger
 from g4debug.settings import Settings
 from g4debug.tracers.base import Context
 from g4debug.tracers.flight_recorder import canary, running_clock
@@ -52,6 +55,23 @@ def batch(*rids: str, mode: str = "DECODE"):
         forward_mode=SimpleNamespace(name=mode),
         spec_info=None,
     )
+
+
+@pytest.mark.parametrize(("text", "told"), [(ILLEGAL, True), ("bad thing", False)])
+def test_only_the_dump_of_a_cuda_error_tells_which_pages_its_requests_held(make, text, told):
+    context = make()
+    context.ledger = ledger = Ledger(context.recorder)
+    ledger.pools["full"] = pool = PoolLedger("full", pages=100, page_size=64)
+    for request, pages in (("gone", [1]), ("a", [3, 4]), ("b", [9])):
+        ledger.enter(pool, "extend", np.array(pages), holds=True, request=request)
+    TRACER.install(context)
+    for rids in (("gone",), ("a",), ("a", "b")):
+        context.recorder.begin_step(batch(*rids))
+    end(context, RuntimeError(text))
+    (record,) = dumps(context)
+    held = {(h.pool, h.request, h.runs, h.count) for h in record.held}
+    both = {("full", "a", (3, 4), 2), ("full", "b", (9, 9), 1)}
+    assert held == (both if told else set())
 
 
 def raising(error: BaseException):

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import collections
+import concurrent.futures
 import dataclasses
 import itertools
+import json
 import time
 from types import SimpleNamespace
 
 import pytest
 import releases
 import torch
+from black_boxes import step
 from real_backend import Rig, capture_graph
 
-from g4debug.findings import memory_map
+from g4debug.findings import black_box, memory_map
 from g4debug.findings.memory_map import GIVEN_BACK, KV, SEGMENT, MemoryMap, MemoryRange
 from g4debug.settings import Settings
 from g4debug.tracers.base import Context
 from g4debug.tracers.flight_recorder import memory
+from g4debug.tracers.flight_recorder.tracer import FlightRecorder
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="on the CPU engine")
 PAGE = 64
@@ -217,7 +221,7 @@ def test_a_map_that_takes_long_is_made_rarely(monkeypatch):
     watch = memory.MemoryWatch(Context.alone("flight-recorder", Settings()), None)
     watch.map = MemoryMap(())
     counts = itertools.count()
-    monkeypatch.setattr(memory, "changed", lambda: next(counts))
+    monkeypatch.setattr(memory, "changed", lambda device: next(counts))
     monkeypatch.setattr(memory.time, "monotonic", lambda: now[0])
     made = []
 
@@ -233,3 +237,132 @@ def test_a_map_that_takes_long_is_made_rarely(monkeypatch):
     now[0] += 200
     watch.before_idle()
     assert len(made) == 2
+
+
+class Allocator:
+    """PyTorch's: its segments, by address, and how many it has ever got or given back."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *addresses: int) -> None:
+        self.addresses, self.count, self.asked = set(addresses), 0, 0
+        self.device: int | None = None
+        self.dead = False
+        monkeypatch.setattr(memory, "uses_cuda", lambda: True)
+        monkeypatch.setattr(torch.cuda, "memory_stats", self._stats)
+        monkeypatch.setattr(torch.cuda, "memory_snapshot", self._snapshot)
+
+    def change(self, get: int, give_back: int = 0) -> None:
+        self.addresses = self.addresses - {give_back} | {get}
+        self.count += 1
+
+    def _stats(self, device: int | None) -> dict[str, int]:
+        self.device = device
+        return {"segment.all.allocated": self.count}
+
+    def _snapshot(self) -> list[dict[str, int]]:
+        if self.dead:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        self.asked += 1
+        return [
+            {"address": at, "total_size": 2 * MB, "allocated_size": MB} for at in self.addresses
+        ]
+
+
+HELD = MemoryRange(1 << 40, MB, KV, "k_buffer", "swa", page_bytes=65536, page_size=64)
+FIRST, SECOND = 1 << 40, 1 << 41
+
+
+@pytest.fixture
+def allocator(monkeypatch):
+    return Allocator(monkeypatch, FIRST)
+
+
+@pytest.fixture
+def watch(allocator):
+    """On a server that is never idle, with the map of its start."""
+    told = []
+    watch = memory.MemoryWatch(
+        Context.alone("flight-recorder", Settings()), None, lambda: told.append(watch.last())
+    )
+    watch.map = memory_map.make([HELD, *memory._segments([HELD], [])], 0, "cuda:3", True)
+    watch.map = dataclasses.replace(watch.map, left_out=2)
+    watch._state = memory.changed(3)
+    watch.told = told
+    return watch
+
+
+def test_a_dump_of_a_busy_server_has_the_segments_of_its_own_time(watch, allocator):
+    """A segment that PyTorch got since the last idle moment was "in no buffer and no segment"."""
+    watch.context.recorder.step = 9
+    assert watch.last() is watch.map
+    assert (allocator.asked, allocator.device) == (1, 3)
+    allocator.change(SECOND, give_back=FIRST)
+    found = watch.last()
+    assert [r.what for r in found.at(SECOND)] == [SEGMENT]
+    assert [r.what for r in found.at(HELD.end + 4096)] == [GIVEN_BACK]
+    assert found.kv == (HELD,)
+    assert (found.segments, found.step, found.device, found.left_out) == (True, 9, "cuda:3", 2)
+    assert watch.last() is found
+    assert allocator.asked == 2
+
+
+def test_a_map_whose_segments_cannot_be_asked_for_says_so(watch, allocator, caplog):
+    allocator.change(SECOND)
+    allocator.dead = True
+    found = watch.last()
+    assert not found.segments
+    assert found.ranges == watch.map.ranges
+    assert "the memory map may lack segments" in caplog.text
+    allocator.dead = False
+    assert watch.last().segments
+
+
+def test_another_thread_never_asks_the_allocator(watch, allocator):
+    """The main thread may hold its lock, and wait for a device that hangs."""
+    allocator.change(SECOND)
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        assert thread.submit(watch.last).result() is watch.map
+        watch.look()
+        assert not thread.submit(watch.last).result().segments
+    assert allocator.asked == 1
+
+
+def test_the_black_box_of_a_busy_server_says_that_segments_were_got(watch, allocator):
+    """Told once, and without a snapshot, which a busy server would wait for."""
+    watch.look()
+    assert watch.told == []
+    allocator.change(SECOND)
+    watch.look()
+    allocator.change(SECOND + 2 * MB)
+    watch.look()
+    (told,) = watch.told
+    assert told.ranges == watch.map.ranges
+    assert not told.segments
+    assert allocator.asked == 1
+
+
+def test_the_box_of_a_busy_server_is_told_within_a_second(allocator, tmp_path, monkeypatch):
+    monkeypatch.setattr(black_box.BlackBox.__init__, "__defaults__", (tmp_path, False))
+    recorder = FlightRecorder(
+        Context.alone("flight-recorder", Settings(debug_dir=tmp_path / "dumps"))
+    )
+    recorder.install()
+    boxing = recorder.boxing
+    boxing.begin()
+    monkeypatch.setattr(memory, "make", lambda *_: memory_map.make([HELD], 0, "cuda:3", True))
+    boxing.look.__self__.after_scheduler_init(None)
+
+    def told():
+        blobs = black_box.content(boxing.box.path.read_bytes()).blobs
+        return json.loads(blobs["about"])["dump"]["memory"]["segments"]
+
+    try:
+        second = 10**9
+        boxing.step(*step(1), 5 * second)
+        assert told()
+        allocator.change(SECOND)
+        boxing.step(*step(2), 5 * second + second // 2)
+        assert told()
+        boxing.step(*step(3), 6 * second)
+        assert not told()
+    finally:
+        boxing.remove()
