@@ -196,17 +196,18 @@ def test_the_static_page_tables_of_a_draft_are_in_the_map(arm, steps):
 
 
 def test_many_segments_do_not_keep_the_next_request_waiting(monkeypatch):
-    """10,000 segments, 5,000 ranges: to look at each pair took more than 1 s."""
+    """100,000 segments, 50,000 ranges: to look at each pair would take minutes."""
     size = 2 << 20
     segments = [
-        {"address": n * size, "total_size": size, "allocated_size": n % 3} for n in range(1, 10_001)
+        {"address": n * size, "total_size": size, "allocated_size": n % 3}
+        for n in range(1, 100_001)
     ]
     monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
-    kv = [MemoryRange(n * size + 512, 1000, KV) for n in range(1, 10_001, 4)]
-    weights = [MemoryRange(n * size, 512, "weights") for n in range(1, 10_001, 4)]
-    begin = time.perf_counter()
+    kv = [MemoryRange(n * size + 512, 1000, KV) for n in range(1, 100_001, 4)]
+    weights = [MemoryRange(n * size, 512, "weights") for n in range(1, 100_001, 4)]
+    begin = time.process_time()
     found = memory._segments(kv, weights)
-    assert time.perf_counter() - begin < 0.5
+    assert time.process_time() - begin < 30
     names = {r.name for r in found}
     assert names == {
         "KV and weights",
