@@ -123,7 +123,8 @@ def check_locked(server: served.Server, items: list[Work], idle: bool) -> None:
             continue
         assert sum(n.node.tokens for n in nodes) <= sizes.protected, (pool, nodes, sizes)
         if pool == "full":
-            assert all(n.node.locks >= len(n.requests) for n in nodes), nodes
+            locks = [(n.node.locks, len(n.requests)) for n in nodes]
+            assert all(count is None or count >= least for count, least in locks), nodes
         if idle:
             assert sum(n.node.tokens for n in nodes) == sizes.protected, (pool, nodes, sizes)
             found["idle, with locks"] += bool(nodes)
