@@ -41,5 +41,5 @@ def _jsonable(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return _jsonable(vars(value))
+        return {f.name: _jsonable(getattr(value, f.name)) for f in dataclasses.fields(value)}
     return value.tolist() if hasattr(value, "tolist") else value
