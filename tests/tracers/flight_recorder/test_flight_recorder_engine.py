@@ -86,7 +86,8 @@ def test_sglangs_own_crash_is_dumped_and_goes_on(runs):
 
 @pytest.mark.parametrize("ignored", [TERMINAL, NOHUP], ids=["terminal", "nohup"])
 def test_sigterm_to_a_hung_scheduler_leaves_a_dump_and_kills(tmp_path, ignored):
-    hang = {"G4DEBUG_FAULTS": "delayed-step=4*off->1*on(600000)"}
+    # After so few steps the pace of the server is not known, so nothing is told before SIGTERM.
+    hang = {"G4DEBUG_FAULTS": "delayed-step=2*off->1*on(600000)"}
     with engine(tmp_path, ignored=ignored, **hang) as run:
         run.wait_for("delayed-step #1")
         time.sleep(2 * HANG + 3)  # of a second in which nobody ran only a part counts
@@ -102,7 +103,7 @@ def test_sigterm_to_a_hung_scheduler_leaves_a_dump_and_kills(tmp_path, ignored):
     # With the overlap scheduling that FROZEN_KV_MTP has from 0.5.14 on, or without it.
     loop = "event_loop_normal" if releases.has_v1_worker() else "event_loop_overlap"
     assert any(loop in place for place in f.history)
-    assert len(record.steps) in (4, 5)
+    assert len(record.steps) in (2, 3)
     assert record.faults
     assert "exit code -15" in run.text  # of SIGTERM, as without us
 
