@@ -33,7 +33,6 @@ from g4debug.findings.launch_memory import Seat
 from g4debug.findings.record import DeviceAssert, Evidence, Lookup
 from g4debug.hooking.hooks import Order
 from g4debug.hooking.resolved import server_argument
-from g4debug.ledger import held
 from g4debug.tracers.base import Context, Tracer
 from g4debug.tracers.flight_recorder import (
     core_autopsy,
@@ -243,10 +242,12 @@ class FlightRecorder:
 
     def _of_cuda(self, error: BaseException | None) -> Evidence:
         """What the autopsy of a core dump asks: who holds which page, by the ledger."""
-        if error is None or not finding.is_cuda(error):
+        if error is None or not finding.is_cuda(error) or self.context.ledger is None:
             return Evidence()
-        requests = {rid for step in self.recorder.steps[-2:] for rid in step.rids}
+        requests = dict.fromkeys(rid for step in self.recorder.steps[-2:] for rid in step.rids)
         try:
+            from g4debug.ledger import held  # a server without the ledger loads nothing of it
+
             return Evidence(held=held.of_requests(self.context.ledger, requests))
         except Exception as e:
             self.context.limit(
