@@ -37,15 +37,12 @@ COUNTS = {"cuda": {1: 24, 8: 48, 64: 128}, "cpu": {1: 4, 4: 8}}
 
 
 def ask(
-    server: Gated, phase: str, batch: int, count: int, seed: int, more: Mapping[str, int]
+    server: Gated, load: tracers.Load, phase: str, batch: int, count: int, seed: int
 ) -> list[dict[str, Any]]:
-    """Rows of one phase: one for each site, and the one of all together with its name ''.
-
-    more: of the question.
-    """
-    question = {"serve": batch, "seed": seed, "count": count, **PHASES[phase], **more}
+    """Rows of one phase: one for each site, and the one of all together with its name ''."""
+    question = {"serve": batch, "seed": seed, "count": count, **PHASES[phase]}
     before = server.facts()
-    rows = server.put(question)["rows"]
+    rows = tracers.put(server, load, question)
     after = server.facts()
     steps = after["steps"] - before["steps"]
     figure = "ttft_ms" if phase == "prefill" else "step_ms"
@@ -71,8 +68,7 @@ def ask(
 def measure(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     tracers.installed()
     shared = tracers.engine(args.device, (), model=args.model)
-    vocab = tracers.loaded(argparse.Namespace(**vars(args), contexts=()), quick=False).vocab
-    more = {"vocab": vocab} if vocab else {}
+    load = tracers.loaded(args, quick=False)
     variants = {
         name: replace(variant, plugin="clock")
         for name, variant in tracers.under_load(args.variants, shared).items()
@@ -88,7 +84,7 @@ def measure(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
             for number in range(args.rounds + 1):
                 for phase in PHASES:
                     for batch, count in COUNTS[args.device].items():
-                        rows = ask(server, phase, batch, count, 1 + 10 * number + batch, more)
+                        rows = ask(server, load, phase, batch, count, 1 + 10 * number + batch)
                         if number:  # the first round compiles kernels
                             rows = [{"variant": name, "round": number, **row} for row in rows]
                             file.add(rows, device)
@@ -131,6 +127,7 @@ def main() -> int:
     parser.add_argument(
         "--model", choices=models.NAMES, default="E4B", help="on a GPU (default: E4B)"
     )
+    parser.set_defaults(contexts=())  # prompts that share beginnings
     parser.add_argument("--table", type=Path, metavar="FILE")
     parser.add_argument("--sites", type=int, default=6, help="how many the table names")
     args = parser.parse_args()

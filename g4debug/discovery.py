@@ -45,6 +45,15 @@ def names(noun: Noun) -> tuple[str, ...]:
     return tuple(sorted(_modules(noun)))
 
 
+def named(text: str) -> tuple[str, ...]:
+    """The items that a list with commas names, by their names of today, each once.
+
+    There need be no such items.
+    """
+    given = (name.strip() for name in text.split(",") if name.strip())
+    return tuple(dict.fromkeys(FORMER.get(name, name) for name in given))
+
+
 def module_name(noun: Noun, name: str) -> str:
     """Dotted name of the module that declares an item. Raises KeyError if there is no such item."""
     return _modules(noun)[name]

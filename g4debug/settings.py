@@ -113,8 +113,7 @@ def _fix_mode(text: str, name: str) -> str:
 
 def _tracers(text: str, name: str) -> tuple[str, ...]:
     known = discovery.names("tracer")
-    given = (t.strip() for t in text.split(",") if t.strip())
-    asked = tuple(dict.fromkeys(discovery.FORMER.get(t, t) for t in given))
+    asked = discovery.named(text)
     if not asked:
         raise SettingsError(f"{name}={text!r}: names no tracer; valid: {', '.join(known)}")
     for tracer in asked:

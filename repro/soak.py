@@ -150,9 +150,9 @@ def stayed_on_v1(text: str) -> str:
     return f"The server stayed on v1: {why[1] if why else 'its log does not say why'}."
 
 
-def by_grammar(run: Outcome) -> int:
-    """How many answers ended because their grammar was complete: all others ignore the end."""
-    return sum(out["finish"] == "stop" for out in run.result["outputs"].values())
+def ended_by(run: Outcome, how: str) -> int:
+    """How many answers ended so: by "length", by "abort", or, if a grammar was complete, "stop"."""
+    return sum(out["finish"] == how for out in run.result["outputs"].values())
 
 
 def main() -> int:
@@ -220,11 +220,11 @@ def main() -> int:
         told(console, "With every tracer", armed)
         wrong = stayed_on_v1(armed.text) if args.v2 else ""
         if args.grammar and armed.completed:
-            ended = by_grammar(armed)
+            ended = ended_by(armed, "stop")  # answers without a grammar ignore the end
             wrong = wrong or ("" if ended else "No answer was ended by its grammar.")
             render.say(console, f"{ended} answers were ended by their grammar.", hang=4)
         if args.clients and armed.completed:
-            left = sum(out["finish"] == "abort" for out in armed.result["outputs"].values())
+            left = ended_by(armed, "abort")
             wrong = wrong or ("" if left else "No client went away.")
             said = f"{left} clients went away. Then the caches were flushed, and some more came."
             render.say(console, said, hang=4)

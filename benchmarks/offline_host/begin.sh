@@ -2,18 +2,16 @@
 # bash benchmarks/offline_host/begin.sh PARTS TARGET JOBS OUT SECONDS [MORE ...]
 # On the GPU host, in the clone: puts PARTS (pack.py's) together in TARGET, if it is not there yet, lets SGLang
 # find g4debug there and in MORE (folders of other releases), and begins with JOBS (see gpu_queue.py) in a session
-# of its own, so that they go on when this shell ends. What pack.py left out (packages beside torch, as wheels'
-# contents) may lie in TARGET.more. If a server would run without g4debug, nothing is begun: its exit code is 1.
+# of its own, so that they go on when this shell ends. If a server would run without g4debug, nothing is begun: its
+# exit code is 1.
 set -euo pipefail
 parts=$1 target=$2 jobs=$3 out=$4 seconds=$5; shift 5
 here=$(cd "$(dirname "$0")/../.." && pwd)
 [ -e "$target/env.sh" ] || bash "$here/benchmarks/offline_host/unpack.sh" "$parts" "$target"
-mkdir -p "$target.more" "$out"
-python3 "$here/benchmarks/offline_host/register.py" "$target.more" "$@"
-cat >> "$target/env.sh" <<EOF
-export PYTHONPATH=$here:$target:$target.more
-EOF
+mkdir -p "$out"
+python3 "$here/benchmarks/offline_host/register.py" "$target" "$@"
 . "$target/env.sh"
+export PYTHONPATH=$here${PYTHONPATH:+:$PYTHONPATH}
 python3 - <<'EOF'
 import importlib.metadata, sys
 import sglang, torch

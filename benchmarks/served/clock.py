@@ -29,8 +29,8 @@ from served import gate
 
 FIRST = "scheduler.recv_requests"  # a round of the scheduler's loop begins with it
 PROFILE = "BENCHMARK_PROFILE"
-WORK = ("scheduler.run_batch", "scheduler.process_result")
 LAUNCH = "scheduler.run_batch"
+WORK = (LAUNCH, "scheduler.process_result")
 BEHIND = f"{LAUNCH}, behind the launch"
 spent: dict[str, list[float]] = {}
 _round: dict[str, list[float]] = {}  # of the round that is not over yet

@@ -143,9 +143,7 @@ def _refuse_unknown(release: str) -> None:
 
 def _tracers(text: str) -> tuple[str, ...]:
     """The tracers of ``--trace``. Raises CliError, before SGLang starts, which takes a while."""
-    known = discovery.names("tracer")
-    given = (name.strip() for name in text.split(",") if name.strip())
-    asked = tuple(dict.fromkeys(discovery.FORMER.get(name, name) for name in given))
+    known, asked = discovery.names("tracer"), discovery.named(text)
     unknown = [name for name in asked if name not in known]
     if unknown or not asked:
         what = f"there is no tracer {', '.join(unknown)}" if unknown else "it names no tracer"

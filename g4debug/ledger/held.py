@@ -5,12 +5,14 @@ One pass over the pages of all pools, so it is made only when the server is dead
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from g4debug.findings.record import Held
+from g4debug.findings.runs import runs
 
 if TYPE_CHECKING:
     from g4debug.ledger.ledger import Ledger
@@ -27,26 +29,15 @@ def of_requests(ledger: Ledger | None, requests: Collection[str]) -> tuple[Held,
     """
     if ledger is None or ledger.broken:
         return ()
-    wanted, found, room = set(requests) - {""}, list[Held](), MOST_RUNS
+    found, room = list[Held](), MOST_RUNS
     for pool in ledger.pools.values():
         held = np.flatnonzero(pool.held)
-        pages: dict[str, list[int]] = {request: [] for request in requests if request in wanted}
+        pages: dict[str, list[int]] = {request: [] for request in requests if request}
         for page, owner in zip(held.tolist(), pool.owner[held].tolist(), strict=True):
-            if owner in wanted:
+            if owner in pages:
                 pages[owner].append(page)
         for request, own in pages.items():
-            runs = _runs(own)[: 2 * room]
-            room -= len(runs) // 2
-            found.append(Held(pool.name, request, tuple(runs), len(own)))
+            kept = runs(own)[:room]
+            room -= len(kept)
+            found.append(Held(pool.name, request, tuple(chain.from_iterable(kept)), len(own)))
     return tuple(found)
-
-
-def _runs(pages: Iterable[int]) -> list[int]:
-    """The first and the last of each run of numbers that follow each other. pages: ascending."""
-    runs: list[int] = []
-    for page in pages:
-        if runs and page == runs[-1] + 1:
-            runs[-1] = page
-        else:
-            runs += page, page
-    return runs

@@ -9,7 +9,7 @@ columns take milliseconds. In a history an empty cell means "not known".
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -27,6 +27,7 @@ from g4debug.findings.record import (
     Transition,
     TrapRecord,
 )
+from g4debug.findings.runs import runs
 from g4debug.reporters.text import counted
 
 BIG = 1 << 60  # larger than any real number here, and adding to it does not overflow
@@ -610,17 +611,6 @@ def pages(numbers: Sequence[int], count: int, limit: int = 6) -> str:
     text = ", ".join(map(length_range, shown))
     told = sum(last - first + 1 for first, last in shown)
     return f"{text} +{short(count - told)}".strip() if count > told else text
-
-
-def runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
-    """The first and the last of each run of numbers that follow each other."""
-    found: list[tuple[int, int]] = []
-    for number in numbers:
-        if found and number == found[-1][1] + 1:
-            found[-1] = (found[-1][0], number)
-        else:
-            found.append((number, number))
-    return found
 
 
 def length_range(lengths: Sequence[int]) -> str:

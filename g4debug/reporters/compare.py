@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from g4debug.findings.record import Holding, PageEvent, Step, Table, Transition, TrapRecord
-from g4debug.reporters._evidence import Cells, length_range, pages, runs
+from g4debug.findings.runs import runs
+from g4debug.reporters._evidence import Cells, length_range, pages
 
 NOT_COMPARED = ("location", "history", "pid")  # location and history are parts of their own
 

@@ -16,6 +16,7 @@ from itertools import accumulate, takewhile
 
 from g4debug.findings import tape as tapes
 from g4debug.findings.record import PageEvent, RequestEvent, Step, TrapRecord
+from g4debug.findings.runs import runs
 from g4debug.findings.status import LEDGER
 from g4debug.findings.tape_record import data
 from g4debug.reporters.text import counted
@@ -627,13 +628,7 @@ def _pages(count: int, name: str = "") -> str:
 
 def ranges(pages: Iterable[int]) -> str:
     """``12-17, 30``."""
-    found: list[list[int]] = []
-    for page in pages:
-        if found and page == found[-1][1] + 1:
-            found[-1][1] = page
-        else:
-            found.append([page, page])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in found)
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs(pages))
 
 
 def _told(events: Sequence[PageEvent], everything: bool) -> Iterator[PageLine]:

@@ -52,11 +52,10 @@ async def _one(
     last: dict[str, Any] = {}
     if leaves == 0:
         asyncio.get_running_loop().call_later(0.2, abort, engine, rid)
-    gone = leaves is None
     async for last in chunks:
-        if not gone and leaves and len(last["output_ids"]) >= leaves:
+        if leaves and len(last["output_ids"]) >= leaves:
             abort(engine, rid)
-            gone = True
+            leaves = None  # it goes once
     return last
 
 

@@ -29,8 +29,6 @@ SHORT: dict[str, dict[str, Any]] = {
     "cpu": {"longest": 160, "output": [2, 14]},
     "cuda": {"longest": 900, "output": [2, 60]},
 }
-
-
 GRAMMARS: tuple[dict[str, str], ...] = (
     {"regex": r"(SWA|FULL) page [1-9][0-9]{2,4}, freed in step [0-9]{3}"},
     {"regex": r"[a-z]{3,30}"},
@@ -39,8 +37,6 @@ GRAMMARS: tuple[dict[str, str], ...] = (
 )  # fmt: skip
 # Of requests that clients send: long answers, so that SGLang has to retract for want of room.
 LONG: dict[str, dict[str, Any]] = {"cpu": {"output": [2, 80]}, "cuda": {"output": [2, 300]}}
-
-
 # Behind a flush, which drops from the tape what is before it when 64 steps have passed.
 FEW = 12
 

@@ -135,7 +135,7 @@ def test_every_third_answer_matches_a_grammar_if_that_is_asked_for(soak, monkeyp
 def test_only_an_answer_that_its_grammar_ended_counts(soak):
     ends = dict(enumerate(("stop", "length", "abort", "stop")))
     outputs = {f"r{number}": {"finish": end} for number, end in ends.items()}
-    assert soak.by_grammar(soak.Namespace(result={"outputs": outputs})) == 2
+    assert soak.ended_by(soak.Namespace(result={"outputs": outputs}), "stop") == 2
 
 
 def test_clients_come_again_behind_a_flush_and_nothing_is_injected(soak, monkeypatch, tmp_path):
