@@ -152,6 +152,11 @@ class Environment:
 
     def empty(self) -> None:
         """Empty the folder. The marker stays, so that it can be emptied again after a stop."""
+        if self.venv.is_symlink():  # to another clone's, which its own makes and tests use
+            raise Refused(
+                f"{self.venv.name} is a link to {self.venv.readlink()}, an environment that was "
+                "not made for this clone, and is left as it is: remove the link, and make one here"
+            )
         if self.venv.exists():
             if any(self.venv.iterdir()) and not (self.venv / MARKER).exists():
                 raise Refused(

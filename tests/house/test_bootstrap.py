@@ -129,6 +129,18 @@ def test_folder_of_somebody_else_is_left_alone(scripts, clone: Path, capsys):
     assert (clone / ".venv" / "precious").exists()
 
 
+def test_what_a_link_leads_to_is_left_alone(scripts, clone: Path, tmp_path: Path, capsys):
+    """An environment of another clone has the marker, too, and others may be using it."""
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / scripts.MARKER).touch()
+    (other / "theirs").touch()
+    (clone / ".venv").symlink_to(other)
+    assert scripts.main(".venv", "0.5.12.post1") == 1
+    assert (other / "theirs").exists()
+    assert f".venv is a link to {other}" in capsys.readouterr().err
+
+
 ALL = 7  # venv, torch, sglang, tools, bytecode, check, the project
 
 
