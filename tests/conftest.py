@@ -17,11 +17,13 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from g4debug import discovery
+from g4debug.cpu import interpreter
 from g4debug.hooking import targets
 
 if not torch.cuda.is_available():
     # Read when Triton is imported and when a kernel is decorated: before any test module is.
     os.environ["TRITON_INTERPRET"] = "1"
+    interpreter.quicken()
 
 # Some shells forbid it; then each of some thousand processes would compile g4debug by itself.
 sys.dont_write_bytecode = False

@@ -85,8 +85,9 @@ def activate() -> None:
             f"{'' if str(SITE) in sys.path else 'not '}on it). "
             "Start it with `python -m g4debug.cpu ...`, or call g4debug.cpu.prepare() first."
         )
-    from g4debug.cpu import attach  # imports torch, which only SGLang processes need
+    from g4debug.cpu import attach, interpreter  # imports torch, which only SGLang processes need
 
+    interpreter.quicken()
     attach.install()
 
 

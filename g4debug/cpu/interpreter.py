@@ -1,0 +1,49 @@
+"""Triton's interpreter looks up once what it replaces in ``triton.language``, not in each call.
+
+Before each launch, and before each call of a jitted function within one, it goes through all that
+``triton.language`` and its classes have, and replaces Triton's builtins by its own. Going through
+it takes up to half of a kernel's time, and finds the same each time. ``quicken`` lets it go through
+the builtins alone. What it does with them, and what a kernel computes, is as before:
+tests/cpu/test_interpreter.py.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from types import ModuleType
+from typing import Any, Final
+
+MODULE: Final = "triton.runtime.interpreter"
+
+
+class Inspect(ModuleType):
+    """The module ``inspect`` as Triton's interpreter sees it.
+
+    ``getmembers`` returns only members that were a builtin of Triton's when their owner was gone
+    through; nothing else is asked for. Where an owner has got or lost an attribute since then, it
+    is gone through again.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("inspect")
+        self.__dict__.update({k: v for k, v in vars(inspect).items() if k != "getmembers"})
+        self._lengths: dict[object, set[int]] = {}
+        self._names: dict[object, set[str]] = {}
+
+    def getmembers(self, owner: Any) -> list[tuple[str, Any]]:
+        """owner: a module or class of ``triton.language``. Sorted by name."""
+        known = self._names.setdefault(owner, set())
+        lengths = self._lengths.setdefault(owner, set())
+        if len(vars(owner)) not in lengths:
+            is_builtin = importlib.import_module("triton.language").core.is_builtin
+            known |= {name for name, member in inspect.getmembers(owner) if is_builtin(member)}
+            lengths.add(len(vars(owner)))
+        return [(name, getattr(owner, name)) for name in sorted(known) if hasattr(owner, name)]
+
+
+def quicken() -> None:
+    """In this process, from now on. A second call does nothing."""
+    interpreter = importlib.import_module(MODULE)
+    if not isinstance(interpreter.inspect, Inspect):
+        interpreter.inspect = Inspect()  # type: ignore[attr-defined]

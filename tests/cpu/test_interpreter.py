@@ -1,0 +1,95 @@
+"""Triton's interpreter replaces the same in ``triton.language``, whether it is quickened or not."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from triton.language import core
+
+from g4debug.cpu import interpreter
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled there")
+
+
+@triton.jit
+def twice(x):
+    seen.append(replaced())
+    return tl.where(x > 0, x * 2, tl.zeros_like(x))
+
+
+@triton.jit
+def kernel(x, out, n, BLOCK: tl.constexpr):
+    seen.append(replaced())
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = twice(tl.load(x + at, mask=at < n, other=0.0))
+    tl.store(out + at, tl.sort(value), mask=at < n)
+
+
+OWNERS = (tl, core, tl.tensor, tl.math, core.tensor_descriptor_base)
+PLAIN = {owner: dict(inspect.getmembers(owner)) for owner in OWNERS}
+seen: list[set[tuple[str, str]]] = []
+
+
+def replaced():
+    """What is another object than before any launch."""
+    now = {owner: dict(inspect.getmembers(owner)) for owner in OWNERS}
+    return {
+        (owner.__name__, name)
+        for owner in OWNERS
+        for name in now[owner].keys() | PLAIN[owner].keys()
+        if now[owner].get(name) is not PLAIN[owner].get(name)
+        and not name.startswith("__class")  # bound anew by each look
+    }
+
+
+def launched():
+    seen.clear()
+    x, out = torch.randn(50), torch.zeros(50)
+    kernel[(4,)](x, out, 50, BLOCK=16)
+    return x, out, [*seen, replaced()]
+
+
+@pytest.fixture
+def module(monkeypatch):
+    module = importlib.import_module(interpreter.MODULE)
+    monkeypatch.setattr(module, "inspect", inspect)
+    return module
+
+
+def test_the_same_is_replaced_in_each_function_and_nothing_afterwards(module):
+    _, _, plain = launched()
+    interpreter.quicken()
+    for _ in range(2):  # it goes through everything, and then through the builtins alone
+        x, out, found = launched()
+        assert found == plain
+        for first in range(0, 50, 16):
+            expected = (x.clamp(min=0) * 2)[first : first + 16]
+            padded = torch.zeros(16)
+            padded[: len(expected)] = expected
+            assert torch.equal(out[first : first + 16], padded.sort().values[: len(expected)])
+    assert len(plain) == 9  # four programs, a function in each, and what is left afterwards
+    assert len(plain[0]) > 100
+
+
+def test_what_its_owner_gets_later_is_replaced_too(module, monkeypatch):
+    interpreter.quicken()
+    launched()
+    builtin = core.builtin(lambda x, _semantic=None: x)
+    monkeypatch.setattr(tl, "later", builtin, raising=False)
+    monkeypatch.setitem(PLAIN[tl], "later", builtin)
+    _, _, found = launched()
+    assert ("triton.language", "later") in found[0]
+    assert ("triton.language", "later") not in found[-1]
+
+
+def test_it_is_in_force_once_in_the_cpu_engine(module):
+    interpreter.quicken()
+    first = module.inspect
+    interpreter.quicken()
+    assert module.inspect is first
+    assert first.signature is inspect.signature
