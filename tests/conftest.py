@@ -10,6 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import effort
 import hook_search
 import pytest
 import releases
@@ -37,22 +38,30 @@ gc.set_threshold(100_000, 20, 20)
 
 NOBODY = 65534  # a user who is nobody on every Linux
 
-# The same examples in each run, and however slow the machine is.
-settings.register_profile(
-    "same",
-    derandomize=True,
-    database=None,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)
-settings.load_profile("same")
-
 
 def pytest_addoption(parser):
     parser.addoption(
         "--versions", action="store_true", help="also the tests that download SGLang's wheels"
     )
-    parser.addoption("--long", action="store_true", help="also the tests that take minutes")
+    parser.addoption(
+        "--long",
+        action="store_true",
+        help="also the tests that take minutes, and all examples of each property",
+    )
+
+
+def pytest_configure(config):
+    """The same examples in each run, however slow the machine is; before a test module is read."""
+    effort.long = config.getoption("--long")
+    settings.register_profile(
+        "same",
+        derandomize=True,
+        database=None,
+        deadline=None,
+        max_examples=effort.examples(100),
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    settings.load_profile("same")
 
 
 def pytest_collection_modifyitems(items):

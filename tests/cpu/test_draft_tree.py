@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -57,7 +58,7 @@ def build(topk, depth, parents, selected, prefixes, mode):
     return mask, positions, retrieve
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(tree=trees(), prefixes=st.lists(st.integers(1, 5), min_size=1, max_size=3))
 def test_layout_equals_the_paths(tree, prefixes):
     topk, depth, parents, selected, paths = tree
@@ -96,7 +97,7 @@ def test_bit_packing_is_refused():
         build(1, 2, [-1, 0], [0, 1], [3], 2)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(tree=trees(), data=st.data(), bs=st.integers(1, 3))
 def test_greedy_verification_equals_a_walk_over_paths(tree, data, bs):
     topk, depth, parents, selected, paths = tree
@@ -135,7 +136,7 @@ def test_greedy_verification_equals_a_walk_over_paths(tree, data, bs):
     assert predicts[-1] == -5
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(values=st.lists(st.floats(-1e3, 1e3), min_size=1), cap=st.floats(0.5, 60))
 def test_softcap_equals_the_formula(values, cap):
     import math

@@ -12,6 +12,7 @@ import time
 
 import pytest
 import torch
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
@@ -148,7 +149,7 @@ def test_shards_stay_below_the_limit(tmp_path, monkeypatch):
     assert max(sizes) < max(100_000, largest) + 10_000  # a header, and tensors larger than a shard
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(steps=st.integers(-600, 600))
 def test_shift_rotates_each_token_to_its_successor(steps):
     w = Weights(MIDDLE)

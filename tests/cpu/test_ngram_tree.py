@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,7 +30,7 @@ def ancestors(parent: list[int], node: int) -> list[int]:
     return found
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(first=trees(), count=st.integers(1, 3), seed=st.integers(0, 99))
 def test_each_node_is_found_where_it_is_in_the_tree(first, count, seed):
     width = len(first)

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -57,7 +58,7 @@ def paged_case(seed, lengths, heads, kv_heads, dim, garbage_columns=1):
     return flat, (cache[0], cache[1]), table, generator
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     lengths=st.lists(st.integers(1, 13), min_size=1, max_size=3),
@@ -83,7 +84,7 @@ def test_decode_and_verify_equal_the_naive_loop(seed, lengths, queries, window, 
     assert fault.pending() is None  # the garbage past each row's length was not looked at
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     rows=st.lists(st.tuples(st.integers(0, 6), st.integers(1, 7)), min_size=1, max_size=3),

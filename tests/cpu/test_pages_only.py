@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.once("the code is ours alone")
 PAGE, PAGES, HEADS, DIM = 4, 9, 2, 8
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(
     seed=st.integers(0, 1 << 30),
     lengths=st.lists(st.integers(0, 30), min_size=1, max_size=4),

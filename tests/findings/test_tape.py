@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sample_trap import sample_record
@@ -98,7 +99,7 @@ def some(seed: int, page: int = PAGE, firsts: bool = True, events: int = 60) -> 
     return writer, want
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(0, 1 << 30), st.sampled_from([1, 2, 8, 16, 64]), st.booleans())
 def test_what_was_written_is_read(seed: int, page: int, firsts: bool) -> None:
     writer, want = some(seed, page, firsts)
@@ -138,7 +139,7 @@ def test_a_list_and_an_array_of_the_same_tokens_have_the_same_hashes(kind: str, 
         assert hashes == Chain(KEY, page, True).feed(tokens)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.integers(0, 1 << 30), st.data())
 def test_a_changed_tape_is_read_or_refused_with_words(seed: int, draw: st.DataObject) -> None:
     whole = bytearray(some(seed)[0].data)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import releases
+from effort import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from published import A4B_26B, DENSE_31B, folder
@@ -72,7 +73,7 @@ def configs(draw):
 
 
 @settings(
-    max_examples=120,
+    max_examples=examples(120),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from effort import examples
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from real_engine import ENGINE, drive
@@ -64,7 +65,7 @@ def orders(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @settings(
-    max_examples=20,
+    max_examples=examples(20),
     phases=[Phase.generate],  # with an engine for each, a counterexample is told as it was drawn
     suppress_health_check=[HealthCheck.too_slow],
 )

@@ -7,6 +7,7 @@ import random
 import time
 
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -54,7 +55,7 @@ def keys(tokens: int, page: int, firsts: bool) -> int:
     return max(0, tokens - firsts) // page
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.integers(0, 1 << 30), st.sampled_from([1, 2, 3, 4, 8, 16, 32, 64]), st.booleans())
 def test_what_was_shared_is_shared(seed: int, page: int, firsts: bool) -> None:
     real = drawn(seed)
@@ -74,7 +75,7 @@ def test_what_was_shared_is_shared(seed: int, page: int, firsts: bool) -> None:
             assert got == want
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(st.integers(0, 1 << 30), st.sampled_from([1, 2, 8]), st.booleans(), st.integers(0, 150))
 def test_a_prompt_that_was_hashed_in_two_pieces_has_the_same_hashes(
     seed: int, page: int, firsts: bool, first: int

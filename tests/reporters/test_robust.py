@@ -6,6 +6,7 @@ import dataclasses
 import io
 
 import pytest
+from effort import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from record_strategies import TEXT, records
@@ -38,7 +39,7 @@ wholes = st.builds(lambda r, h: dataclasses.replace(r, **h), records, histories)
 SLOW = [HealthCheck.data_too_large, HealthCheck.too_slow]
 
 
-@settings(deadline=None, max_examples=50, suppress_health_check=SLOW)
+@settings(deadline=None, max_examples=examples(50), suppress_health_check=SLOW)
 @given(wholes)
 def test_any_record_makes_a_page_and_a_whole_report(record: TrapRecord) -> None:
     page = html.render(record)
@@ -50,7 +51,7 @@ def test_any_record_makes_a_page_and_a_whole_report(record: TrapRecord) -> None:
     assert "\x1b" not in stream.getvalue()
 
 
-@settings(deadline=None, max_examples=50, suppress_health_check=SLOW)
+@settings(deadline=None, max_examples=examples(50), suppress_health_check=SLOW)
 @given(wholes, wholes)
 def test_any_two_records_can_be_compared(a: TrapRecord, b: TrapRecord) -> None:
     assert not any(p.changes for p in compare.compare(a, a))

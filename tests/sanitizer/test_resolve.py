@@ -11,6 +11,7 @@ import random
 import pytest
 import torch
 import triton.language as tl
+from effort import examples
 from guard_cases import launched, truthful
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -99,7 +100,7 @@ def drawn(seed: int) -> set[str]:
     return agrees(truth, case.page_size, rng)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.integers(0, 2**32))
 def test_kernel_and_torch_find_the_same(seed):
     drawn(seed)

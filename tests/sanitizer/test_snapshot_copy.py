@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -39,7 +40,7 @@ def state(copy: Copy) -> list[torch.Tensor]:
 
 
 @given(data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_the_same_copy_as_in_torch(data):
     torch.manual_seed(data.draw(st.integers(0, 9)))
     rows, tokens = data.draw(st.integers(2, 9)), data.draw(st.sampled_from([5, 64, 2500]))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from real_backend import Rig
@@ -53,7 +54,7 @@ def test_with_live_tables_there_are_no_cells():
     assert left.cells.shape == (2, 0)
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(st.lists(st.tuples(st.integers(0, 7), st.booleans()), max_size=300))
 def test_any_order_of_steps_loses_nothing_and_tears_nothing(order):
     trap = TrapBuffer(CPU, mailboxes=MAILBOXES)

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -46,7 +47,7 @@ def both(dtype, size, heads, dim, layers):
 
 
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_the_same_answers_as_in_torch(data):
     dtype = data.draw(st.sampled_from(list(NOT_FINITE)))
     size = data.draw(st.sampled_from([1, 4, 16]))

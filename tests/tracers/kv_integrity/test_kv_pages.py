@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -104,7 +105,7 @@ def test_every_row_is_stamped_and_nothing_else(dtype):
     page=st.integers(1, PAGES - 1),
     bit=st.integers(0, 2**20),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_no_flipped_bit_goes_unseen(dtype, buffer, page, bit):
     kv = KvPages(random_kv(dtype), PAGES, SIZE)
     every = torch.arange(PAGES)

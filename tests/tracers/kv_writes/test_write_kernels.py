@@ -9,6 +9,7 @@ import random
 
 import pytest
 import torch
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from write_cases import SUSPICIONS, Case, expected, random_case
@@ -87,7 +88,7 @@ def agrees(seed: int) -> set[int]:
     return set(bad.values())
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(st.integers(0, 10**9))
 def test_kernel_reference_and_plain_count_agree(seed):
     agrees(seed)

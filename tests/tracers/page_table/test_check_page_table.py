@@ -6,6 +6,7 @@ import random
 
 import pytest
 import torch
+from effort import examples
 from guard_cases import LAYOUTS, Case, expected, lay_out, random_case, truthful
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -37,13 +38,13 @@ def agrees(case: Case) -> None:
     assert got.bad.dtype == got.first_live.dtype == torch.int64
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.integers(0, 2**32), st.integers(0, 6), st.integers(0, 9))
 def test_any_table(seed, rows, columns):
     agrees(random_case(random.Random(seed), rows, columns, bad=0.25))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 6), st.integers(1, 9))
 def test_any_table_with_a_truth(seed, rows, columns):
     agrees(truthful(random.Random(seed), rows, columns))

@@ -10,6 +10,7 @@ import random
 import pytest
 import torch
 import triton.language as tl
+from effort import examples
 from guard_cases import (
     LAYOUTS,
     POISON,
@@ -117,7 +118,7 @@ def page_then(case: Case, row: int, column: int) -> int:
     return token // case.page_size if token >= 0 else -1
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 9))
 def test_any_table_with_the_truth_of_its_launch(seed, rows, columns):
     """The copy says the same as the live tables would have said then."""
@@ -135,13 +136,13 @@ def test_wide_tables_with_the_truth_of_their_launch(seed):
             agrees(launched(case))
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(st.integers(0, 2**32), st.integers(0, 4), st.integers(0, 9), st.sampled_from([0.0, 0.2]))
 def test_any_table(seed, rows, columns, bad):
     agrees(random_case(random.Random(seed), rows, columns, bad))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 9))
 def test_any_table_with_a_truth(seed, rows, columns):
     agrees(truthful(random.Random(seed), rows, columns))

@@ -11,6 +11,7 @@ import random
 import pytest
 import torch
 import triton.language as tl
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from list_cases import ListCase, expected, list_case, rows_of
@@ -140,7 +141,7 @@ def harmless(case: ListCase, lists: TokenLists, foreign: set[tuple[int, int]]) -
     assert {w[3] for w in words} <= {Kind.SHORT, Kind.MASK, Kind.INDPTR}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 5), st.sampled_from(list(Repair)),
     st.sampled_from([0.0, 0.03, 0.2]),

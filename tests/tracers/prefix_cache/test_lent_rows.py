@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -66,7 +67,7 @@ def test_kernels_and_torch_say_the_same(count, wrong):
     assert flags[0].tolist() == [0, 0, 0 if wrong is None else count, 0]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.data())
 def test_whatever_the_row_has_instead_is_noticed(data):
     """Exchanged, shifted and foreign pages of a small pool, where sums could meet."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -60,7 +61,7 @@ def test_rows():
     assert check_rows({"a": 0}, {"a": 0}) is None
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(st.integers(-2, 6), max_size=8), st.integers(1, 5))
 def test_accept_lengths(correct, steps):
     bad = [i for i, n in enumerate(correct) if n < 0 or n > steps]
@@ -69,7 +70,7 @@ def test_accept_lengths(correct, steps):
     assert check_accepted([*correct, 0], len(correct), steps) is not None
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 99), st.integers(1, 4)), min_size=1, max_size=8), st.data()
 )
@@ -97,7 +98,7 @@ def test_a_number_for_each_request():
 ROWS = st.lists(st.integers(0, 9), min_size=2, max_size=6, unique=True)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(ROWS, st.data())
 def test_two_rows_that_are_exchanged_are_found(rows, data):
     assert check_same_rows(rows, rows) is None
@@ -147,7 +148,7 @@ def test_the_order_of_publishing():
     assert list(kinds.values()) == ["early", "twice", "lengths", "published"]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=6, unique=True), st.data())
 def test_the_bonus_token_is_the_last_one(last, data):
     rids = [f"r{i}" for i in range(len(last))]
@@ -166,7 +167,7 @@ def test_the_bonus_token_is_the_last_one(last, data):
         assert check_bonus(rids, last, got, earlier).got == f"the last token of request r{other}"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(st.integers(0, 99), min_size=1, max_size=6), st.data())
 def test_there_is_room_for_what_is_written(needs, data):
     room = [n + data.draw(st.integers(0, 9)) for n in needs]

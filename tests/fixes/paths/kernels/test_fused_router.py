@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from router_cases import DTYPES, SHAPES, SPECIAL, check, logits, scale
@@ -70,7 +71,7 @@ def test_rows_that_lie_apart():
     both(wide[:, 8:28], scale(20), 3)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     st.lists(st.floats(width=16, allow_subnormal=True), min_size=1, max_size=24),
     st.integers(1, 24),
