@@ -40,6 +40,7 @@ from g4debug.triage.patterns import (
     Stage,
 )
 from g4debug.triage.server import Server
+from g4debug.triage.sieve import TRIGGER
 
 MOST_MARKS = 40  # of one stage in one launch
 MOST_LAUNCHES = 50
@@ -53,36 +54,24 @@ ANSWERED_SECONDS = 90
 STRANGE = 2  # so many lines that are no error are a log, and no error that was copied
 HANDLED_LINES = 3  # of a message above the traceback that is logged with it
 
-# Only a line with one of these is looked at: a log of gigabytes is mostly others.
-_WORDS = (
-    "Error|Exception|g4debug|CUDA|cudaE|cuda error|CUBLAS|NCCL|nccl|xit code|Xid|memory|Assertion"
-    "|sserted|atchdog|Traceback|  File |server_args=|launch_server|sglang|assert|key = key|SIGTERM"
-    "|Gracefully|onnection|crash diagnostics|pool|FORCE_EAGLE|Bidirectional|aborted last|in use"
-    "|No space|kernel image|PIECEWISE|cannot be served|OOMKilled|oom-kill|unrecognized|not a valid"
-    "|fatal|Fatal|Broken pipe|initialized|out of resource|failed to recv|recvValue|heartbeat|Leak"
-    "|swa_tombstone|fallen off|appear to have|fmhaSm100f|page-table|switch fix|so a finding could"
-    "|sigquit|SIGQUIT|ECC |transfer failed|handshake failed|bootstrap failed|ERROR|Terminating"
-    "|launch failure|Health check|Timed out waiting|huggingface|gated repo|Interrupt|warmup error"
-    "|aborted request|Memory access|to bind on|nvshmem|AlignedAllocator|[Nn]inja|find nvcc|DeepEP"
-    "|KV double|KV page|onitoredBarrier|other ranks|SocketImpl|TCPStore|recognize this"
-    "|device function|Pyspy dump|NaN |Inf detected|Killed|terminated with|exited with"
-    "|probe, will|requests before crash|SXid|NVLink|NVIDIA driver|busy or unavailable"
-    "|Can't load tokenizer|untagged|Unrecognized model|compilation failed|TMA descriptor"
-)
 # Of SGLang alone: where none of these is in a log, it is of something else.
 _OURS = re.compile(
     rb"server_args=|launch_server|sglang[./:]|sglang serve|SGLANG_|SGLang|g4debug[: ]"
-    rb"|\bsmg::|\"POST /generate |Decode batch, #|Prefill batch, #|The server is fired up"
+    rb"|\bsmg::|\bsglang_router|- \"POST /generate HTTP/1\.\d\" \d{3} [A-Z]|Decode batch, #"
+    rb"|Prefill batch, #|The server is fired up|Scheduler hit an exception|crashed with exit code -"
+    rb"|sigquit from a child|SIGQUIT received\. signum="
 )
 _FETCHED = re.compile(
     rb"^ *(?:Collecting|Downloading|Requirement already|Using cached|Successfully) "
 )
-_THEIRS = re.compile(rb"\bvllm\b|vLLM|TensorRT-LLM|TRT-LLM|torch/distributed/(?:run\.py|elastic)")
+_THEIRS = re.compile(
+    rb"\bvllm\b|vLLM|TensorRT-LLM|TRT-LLM|torch/distributed/(?:run\.py|elastic)|\bollama\b"
+    rb"|\bggml|text_generation_launcher|\blmdeploy\b|\btritonserver\b"
+)
 # Of SGLang's own lines; in a line without SGLang's head they say that its form is not known.
 _SAID = re.compile(
     rb"Decode batch, #|Prefill batch, #|The server is fired up|Load weight begin|server_args="
 )
-TRIGGER = re.compile(_WORDS.encode())
 _STARTS = re.compile(r"[^'\"]{0,120}server_args=(?:ServerArgs\(|\{)")  # a dict since 0.5.23
 _STATISTICS = (b"] Decode batch", b"] Prefill batch", b" Decode batch,", b' HTTP/1.1" ')
 _CLIENT = re.compile(lines.CLIENT)
@@ -104,7 +93,11 @@ _ERROR = re.compile(r"\b(?:ERROR|FATAL|CRITICAL|[A-Z]\w*(?:Error|Exception))\b")
 # What a logger says above the traceback of an exception that was caught.
 _HANDLED = re.compile(rb"ERROR|[Ee]rror|xception|[Ff]ailed")
 _ABORTED = re.compile(r"exit code -6\b|exit code: -6\b|Fatal Python error: Aborted")
-_SIGKILL = re.compile(r"(?:exit code:?|terminated with) -9\b|^Killed$|with code 137\b")
+_SIGKILL = re.compile(
+    r"(?:exit code:?|terminated with) -9\b|^Killed$|with code 137\b|xit ?Code\"?: +137\b|=9/KILL"
+    r"|terminated by SIGKILL|on signal 9|exitcode=9\b"
+)
+_OF_POD = re.compile(r"OOMKilled|[Ee]xit ?Code:")  # as kubectl says it of a container
 UNKNOWN = Pattern(("an exception that is not known",), "", 0, Stage.SURFACED)
 
 
@@ -130,6 +123,7 @@ class Mark:
     raised: bool = False
     kernel: bool = False
     container: str = ""  # which was killed, of a pod that is described
+    service: str = ""  # which was killed, by the word of systemd or supervisord
 
     @property
     def anybodys(self) -> bool:
@@ -360,9 +354,9 @@ class Reading:
     """What a log says. launches: those that are kept, in its order; left_out: how many are not.
 
     errors: how many lines speak of an error in a form that is not known; error: the first of them.
-    foreign: it has lines of other software, and none of SGLang. headed: how many lines have the
-    head of SGLang's own. odd: how many say what SGLang says, and have no such head; at: the first
-    of those. single: it is no log.
+    foreign: it has lines of other software, and none of SGLang. theirs: they name that software.
+    headed: how many lines have the head of SGLang's own. odd: how many say what SGLang says, and
+    have no such head; at: the first of those. single: it is no log.
     """
 
     launches: tuple[Launch, ...]
@@ -371,6 +365,7 @@ class Reading:
     errors: int = 0
     error: tuple[int, str] = (0, "")  # its number and text
     foreign: bool = False
+    theirs: bool = False
     headed: int = 0
     odd: int = 0
     at: int = 0
@@ -409,6 +404,7 @@ class Reader:
         self._errors, self._error = 0, (0, "")
         self._wrapping = carriers.Unwrapper()
         self._pod = neighbours.Pod()
+        self._services = neighbours.Services()
         self._load = Load()
         self._ours = False
         self._headed = self._odd = self._odd_at = 0
@@ -428,12 +424,13 @@ class Reader:
     def _take(self, data: bytes) -> None:
         head = data[:KEPT]
         if (found := lines.head(head)) is not None:
-            self._ours = True
+            self._ours = self._ours or found.own or _OURS.search(data) is not None
             self._headed += 1
             self._time(found.stamp, head)
             self._says(found, head)
         else:
             self._pod.take(head)
+            self._services.take(head)
             self._ours = self._ours or (
                 _OURS.search(data) is not None and _FETCHED.match(head) is None
             )
@@ -615,6 +612,8 @@ class Reader:
                 return False
             context = list(self._traceback)[-INNERMOST - 1 :]
         if pattern.innermost:
+            if self._launches[-1].never_served:
+                return False  # it holds nothing yet that could be wrong
             context = [x for x in context if x.lstrip().startswith("File ")][-1:]
             # What is only being made has no state yet that could be wrong: it refuses an argument.
             context = [x for x in context if not x.rstrip().endswith(", in __init__")]
@@ -649,7 +648,8 @@ class Reader:
         at = line.at or (self._block_at if inside else None)
         if at is not None and at.year == lines.NO_YEAR and self._at is not None:
             at = lines.dated(at, self._at)
-        killed = pattern.section == KILLED and "OOMKilled" in line.text
+        killed = pattern.section == KILLED
+        of_pod = killed and _OF_POD.search(line.text) is not None
         return Mark(
             line.number,
             at,
@@ -663,7 +663,8 @@ class Reader:
             block=self._block if self._open else 0,
             raised=self._open and self._fatal,
             kernel=line.kernel,
-            container=self._pod.container if killed else "",
+            container=self._pod.container if of_pod else "",
+            service=neighbours.service(line.text) if killed else "",
         )
 
     def result(self) -> Reading:
@@ -671,7 +672,9 @@ class Reader:
             mark.at = self._at
         for launch in self._launches:
             for mark in launch.all_marks():
-                if mark.container and self._pod.other(mark.container, self._wrapping.containers):
+                pod, logged = self._pod, self._wrapping.containers
+                other = bool(mark.container) and pod.other(mark.container, logged)
+                if other or (mark.service and self._services.other(mark.service)):
                     launch.drop(mark)
                     launch.neighbours.append(mark)
         return Reading(
@@ -683,6 +686,7 @@ class Reader:
             foreign=not self._ours
             and (self._theirs or self._strange >= STRANGE)
             and not self._single,
+            theirs=self._theirs,
             headed=self._headed,
             odd=self._odd,
             at=self._odd_at,

@@ -130,7 +130,7 @@ def of(reading: Reading) -> Verdict:
         neighbours=tuple(launch.neighbours),
         stacks=launch.stacks,
     )
-    if reading.foreign and (first is None or first.anybodys):
+    if reading.foreign and (first is None or first.anybodys or reading.theirs):
         return replace(facts, state="foreign")
     if reading.odd > reading.headed and (first is None or first.kind is None):
         return replace(facts, state="unknown", why=ODD.format(line=reading.at))

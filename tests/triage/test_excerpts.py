@@ -1,8 +1,9 @@
-"""More than 350 excerpts, in the manner of public reports: the right entry, or rightly none.
+"""More than 400 excerpts, in the manner of public reports: the right entry, or rightly none.
 
 They were written anew, with names replaced. The heading of each says what triage must answer: an
 entry's number, ``elsewhere``, ``unknown``, ``nothing`` or ``foreign``, and ``line N`` where the
-first cause is. ``judged.txt`` was written by somebody who had not seen the patterns.
+first cause is. ``judged.txt`` was written by somebody who had not seen the patterns; of the
+excerpts in ``unseen.txt`` the answer was written down before triage had seen them.
 """
 
 from __future__ import annotations
@@ -76,13 +77,14 @@ def answer(log: str) -> tuple[str, int]:
     return said, found.first.line if found.first is not None else 0
 
 
-@pytest.mark.parametrize("carrier", CARRIERS)
 @pytest.mark.parametrize("one", ALL, ids=[x.title for x in ALL])
-def test_the_right_entry_or_rightly_none(one: Excerpt, carrier: str) -> None:
-    log = "".join(CARRIERS[carrier].format(x) + "\n" for x in one.log.splitlines())
-    said, line = answer(log)
-    assert said == one.expected
-    assert not one.line or line == one.line
+def test_the_right_entry_or_rightly_none(one: Excerpt) -> None:
+    """Of all carriers in one test: a test for each would cost more than what it does."""
+    found = {}
+    for carrier, form in CARRIERS.items():
+        said, line = answer("".join(form.format(x) + "\n" for x in one.log.splitlines()))
+        found[carrier] = (said, line if one.line else 0)
+    assert found == dict.fromkeys(CARRIERS, (one.expected, one.line))
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
