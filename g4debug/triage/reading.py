@@ -52,6 +52,7 @@ SERVED_SECONDS = 10  # other ranks may serve so long when CUDA has failed on one
 # The main process may answer so long when a scheduler has died: SGLang waits for core dumps.
 ANSWERED_SECONDS = 90
 STRANGE = 2  # so many lines that are no error are a log, and no error that was copied
+LEAST_BACK, MOSTLY = 2, 3  # logs of several servers go back, too, but not so often
 HANDLED_LINES = 3  # of a message above the traceback that is logged with it
 
 # Of SGLang alone: where none of these is in a log, it is of something else.
@@ -356,7 +357,8 @@ class Reading:
     errors: how many lines speak of an error in a form that is not known; error: the first of them.
     foreign: it has lines of other software, and none of SGLang. theirs: they name that software.
     headed: how many lines have the head of SGLang's own. odd: how many say what SGLang says, and
-    have no such head; at: the first of those. single: it is no log.
+    have no such head; at: the first of those. single: it is no log. backwards: its last line was
+    told first.
     """
 
     launches: tuple[Launch, ...]
@@ -370,6 +372,7 @@ class Reading:
     odd: int = 0
     at: int = 0
     single: bool = False
+    backwards: bool = False
 
     @property
     def chosen(self) -> Launch:
@@ -398,6 +401,7 @@ class Reader:
         self._stamped, self._head = 0, b""  # the last line that has a time
         self._stamp = b""
         self._waiting: list[Mark] = []  # for the next time
+        self._forth = self._back = 0  # how often the time goes on, and how often it goes back
         self._unwell = 0  # health checks that failed, since the last batch
         self._number = 0
         self._single = single
@@ -462,11 +466,15 @@ class Reader:
         if stamp == carriers.NO_TIME.encode():
             return
         if stamp != self._stamp:
+            before = self._at
             try:
                 self._at = datetime.fromisoformat(stamp.decode())
             except ValueError:
                 return
             self._stamp = stamp
+            if before is not None:
+                self._forth += before < self._at
+                self._back += before > self._at
         self._stamped, self._head = self._number, head
         for mark in self._waiting:
             if mark.at is None or self._at is None:
@@ -691,6 +699,7 @@ class Reader:
             odd=self._odd,
             at=self._odd_at,
             single=self._single,
+            backwards=self._back >= LEAST_BACK and self._back > MOSTLY * self._forth,
         )
 
 

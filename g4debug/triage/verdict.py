@@ -137,6 +137,8 @@ def of(reading: Reading) -> Verdict:
     )
     if reading.foreign and (first is None or first.anybodys or reading.theirs):
         return replace(facts, state="foreign")
+    if reading.backwards:
+        return replace(facts, state="unknown", why=BACKWARDS, first=None, after=0, ranks=())
     if reading.odd > reading.headed and (first is None or first.kind is None):
         return replace(facts, state="unknown", why=ODD.format(line=reading.at))
     if first is None:
@@ -165,6 +167,11 @@ ODD = (
     "Most of what SGLang says here has a form that triage does not know, first in line {line}: "
     "something has changed the lines. So nothing is blamed. Give the log as the server wrote it "
     "(kubectl logs, docker logs, or the file)."
+)
+BACKWARDS = (
+    "The times of this log go back from line to line: whoever exported it has put the newest line "
+    "first. What followed would be taken for the cause, so nothing is blamed. Turn it round: "
+    "tac LOG | g4debug triage"
 )
 AT_START = (
     "It ended before it served, so there was nothing to trace yet: its own words are the lead. "

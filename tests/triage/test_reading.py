@@ -338,3 +338,22 @@ def test_what_g4debug_says_of_the_server() -> None:
     ).chosen.server
     assert (server.release, server.armed) == ("0.5.23", "page-table (watch, contain)")
     assert server.words() >= {"gemma-4", "trtllm_mha", "mtp"}
+
+
+BATCH = b"[2026-09-14 03:%02d:11 TP0] Decode batch, #running-req: 1, #queue-req: 0\n"
+
+
+def test_a_log_whose_newest_line_comes_first_is_to_be_turned_round() -> None:
+    """What followed stands above its cause there, and a batch above the error as if it went on."""
+    log = [UP, *(BATCH % minute for minute in range(21, 24)), DIED.replace(b"22:", b"24:"), CUDA]
+    log.append(b"[2026-09-14 03:24:12] Received sigquit from a child process. It usually means x\n")
+    told = verdict.of(read(*reversed(log)))
+    assert (told.state, told.first, told.next_command) == ("unknown", None, "")
+    assert "tac LOG" in told.why
+    assert verdict.of(read(*log)).entry is not None
+
+
+def test_two_servers_one_after_the_other_are_no_log_that_goes_back() -> None:
+    batches = [BATCH % minute for minute in range(10, 20)]
+    told = verdict.of(read(UP, *batches, UP, *batches, UP, *batches))
+    assert told.state == "nothing"
