@@ -255,6 +255,14 @@ CLUSTER = Pattern(
     advice="Slurm or Kubernetes ended it. Its time was over, another job went first, or its node "
     "had too little memory or disk.",
 )
+ROUTER = Pattern(
+    ("No available workers (",),
+    "",
+    0,
+    _A,
+    OTHER,
+    advice="No server answers the router. See the servers' own logs, and their health checks.",
+)
 PROBE = Pattern(
     ("failed liveness probe, will be restarted", "failed startup probe, will be restarted"),
     "",
@@ -633,6 +641,7 @@ PATTERNS: tuple[Pattern, ...] = (
             "Caught signal 7 (Bus error",
             "*** SIGSEGV received at",
             "*** SIGBUS received at",
+            "*** SIGABRT received at",
             "killed due to memory pressure (OOM)",
             "Task was killed due to the node running low on memory",
         ),
@@ -748,14 +757,7 @@ PATTERNS: tuple[Pattern, ...] = (
         OTHER,
         advice="The other server of the pair did not answer. See its log. One request failed.",
     ),
-    Pattern(
-        ("No available workers (",),
-        "",
-        0,
-        _A,
-        OTHER,
-        advice="No server answers the router. See the servers' own logs, and their health checks.",
-    ),
+    ROUTER,
     # --- start ---
     Pattern(
         ("TypeError: 'NoneType' object is not subscriptable",),

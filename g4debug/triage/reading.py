@@ -26,6 +26,7 @@ from g4debug.triage import carriers, lines, neighbours, patterns
 from g4debug.triage.lines import KEPT, Head, Line
 from g4debug.triage.load import Load
 from g4debug.triage.patterns import (
+    CLUSTER,
     GRACE,
     HEALTH,
     ITSELF,
@@ -34,7 +35,9 @@ from g4debug.triage.patterns import (
     OTHER,
     OUTSIDE,
     PATTERNS,
+    PROBE,
     RETRACTS,
+    ROUTER,
     SIGTERM,
     Pattern,
     Stage,
@@ -232,10 +235,16 @@ class Launch:
         if early:
             return _of_early(early)
         ended = self._of_ended([m for m in marks if m.stage == Stage.ENDED])
-        after = self._of_after([m for m in marks if m.stage == Stage.AFTER])
+        afters = [m for m in marks if m.stage == Stage.AFTER]
+        after = self._of_after(afters)
         health = next((m for m in marks if m.pattern is HEALTH), None)
         if health is not None and (ended is None or health.line < ended.line):
             return health
+        if ended is not None and _SIGKILL.search(ended.text):
+            # A pod's description tells of the end above of what has ended it.
+            by = next((m for m in afters if m.pattern in (PROBE, CLUSTER)), None)
+            if by is not None:
+                return by
         if ended is not None and after is not None and after.line < ended.line:
             if _SIGKILL.search(ended.text) and after.pattern is SIGTERM and _soon(after, ended):
                 return replace(after, pattern=GRACE)
@@ -261,7 +270,7 @@ class Launch:
 
     @staticmethod
     def _of_after(after: list[Mark]) -> Mark | None:
-        first = _known(after)
+        first = _known([m for m in after if m.pattern is not ROUTER] or after)
         if first is None or first.pattern in (SIGTERM, UNKNOWN):
             return first
         # NCCL's own word says more than that of the process that was waiting for it.
