@@ -408,6 +408,7 @@ class Reader:
         self._raising = False  # the exception of the traceback has not been named yet
         self._at: datetime | None = None
         self._stamped, self._head = 0, b""  # the last line that has a time
+        self._since = 0  # lines that are not empty, since then
         self._stamp = b""
         self._waiting: list[Mark] = []  # for the next time
         self._forth = self._back = 0  # how often the time goes on, and how often it goes back
@@ -442,6 +443,7 @@ class Reader:
             self._time(found.stamp, head)
             self._says(found, head)
         else:
+            self._since += bool(head.strip())
             self._pod.take(head)
             self._services.take(head)
             self._ours = self._ours or (
@@ -484,7 +486,7 @@ class Reader:
             if before is not None:
                 self._forth += before < self._at
                 self._back += before > self._at
-        self._stamped, self._head = self._number, head
+        self._stamped, self._head, self._since = self._number, head, 0
         for mark in self._waiting:
             if mark.at is None or self._at is None:
                 mark.at = self._at
@@ -542,7 +544,7 @@ class Reader:
             if not self._open or line.prefixed:
                 self._traceback.clear()
                 died = _DIED.search(line.text) is not None
-                logged = line.prefixed or 0 < line.number - self._stamped <= HANDLED_LINES
+                logged = line.prefixed or 0 < self._since <= HANDLED_LINES
                 caught = line.prefixed or (logged and self._caught())
                 self._fatal = died or not caught
                 self._raised = Stage.SURFACED if died else Stage.ENDED

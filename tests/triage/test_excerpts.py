@@ -91,6 +91,16 @@ def test_the_right_entry_or_rightly_none(one: Excerpt) -> None:
     assert found == dict.fromkeys(CARRIERS, (one.expected, one.line))
 
 
+def test_an_empty_line_behind_each_changes_nothing() -> None:
+    """As a browser copies them."""
+    wrong = []
+    for one in ALL:
+        said, line = answer("".join(x + "\n\n" for x in one.log.splitlines()))
+        if said != one.expected or (one.line and line != 2 * one.line - 1):
+            wrong.append((one.title, one.expected, one.line, said, line))
+    assert wrong == []
+
+
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_what_wraps_the_lines_changes_nothing(wrapper: str) -> None:
     wrong = []
