@@ -73,13 +73,17 @@ class Unwrapper:
     def lines(self, data: bytes) -> list[bytes]:
         """The lines in a line of the log, without what was around them."""
         # Others put an ISO time in brackets in front: it has a T where SGLang's has a space.
-        if data.startswith(b"[2") and data[11:12] == b" " and data[20:21] in (b"]", b".", b" "):
-            if b"] [2" in data[20:32] and _TWICE.match(data) is not None:
-                self._twice = True
-            if not self._twice:
+        if data.startswith(b"[2") and data[11:12] == b" ":
+            end = data[20:21]
+            if end == b" ":  # it has a rank, so it is SGLang's own
                 self._plain = True
                 return [data]
-            data = data[found.end() :] if (found := _STAMP.match(data)) is not None else data
+            if end in (b"]", b"."):
+                self._twice = self._twice or _TWICE.match(data) is not None
+                if not self._twice:
+                    self._plain = True
+                    return [data]
+                data = data[found.end() :] if (found := _STAMP.match(data)) is not None else data
         found = self._last.match(data) if self._last is not None else None
         if found is not None and data.startswith(b"[2", found.end()):  # as most lines are
             return [data[found.end() :]]
