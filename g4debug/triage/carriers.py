@@ -23,6 +23,7 @@ TRACED = (
     rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d{1,9})?Z +(?:DEBUG|INFO|WARN|ERROR) +[\w.:]{1,120}: "
 )
 _STAMP = re.compile(STAMP)
+_TWICE = re.compile(STAMP + STAMP)
 _TRACED = re.compile(TRACED)
 _TIME = rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)"
 _MONTH = rb"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d{1,9})?"
@@ -40,6 +41,7 @@ KERNEL = re.compile(rb"(?:" + _MONTH + rb"|" + _TIME + rb") [\w.-]{1,60} kernel:
 _RANK = re.compile(rb"\[?rank\d+\]?: ?")
 ANSI = rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])"  # colours and such
 _ANSI = re.compile(ANSI)
+_BORDER = "\u2502".encode()
 _DEEPEST = 4  # wrappings in wrappings
 _FARTHEST = 200  # bytes in front of a stamp
 _LEARNED = 64
@@ -63,20 +65,32 @@ class Unwrapper:
         self.containers: set[str] = set()
         self._learned: dict[bytes, re.Pattern[bytes]] = {}
         self._last: re.Pattern[bytes] | None = None  # of those that were learned
+        self._twice = False  # what stands in front has SGLang's form of the time, too
         self._plain = False  # a line of SGLang's stood at the left margin
         self._column: int | None = None  # of a CSV file
         self._before = b""  # what stood in front of a traceback in the line above
 
     def lines(self, data: bytes) -> list[bytes]:
         """The lines in a line of the log, without what was around them."""
-        if data.startswith(b"[2") and data[20:21] in (b"]", b".", b" "):
-            self._plain = True
-            return [data]
+        # Others put an ISO time in brackets in front: it has a T where SGLang's has a space.
+        if data.startswith(b"[2") and data[11:12] == b" ":
+            end = data[20:21]
+            if end == b" ":  # it has a rank, so it is SGLang's own
+                self._plain = True
+                return [data]
+            if end in (b"]", b"."):
+                self._twice = self._twice or _TWICE.match(data) is not None
+                if not self._twice:
+                    self._plain = True
+                    return [data]
+                data = data[found.end() :] if (found := _STAMP.match(data)) is not None else data
         found = self._last.match(data) if self._last is not None else None
         if found is not None and data.startswith(b"[2", found.end()):  # as most lines are
             return [data[found.end() :]]
         if b"\x1b" in data:
             data = _ANSI.sub(b"", data)
+        if _BORDER in data:  # of a terminal's pane, around each line
+            data = re.sub(rb"^" + _BORDER + rb" ?|[ \t]*" + _BORDER + rb"\s*$", b"", data)
         return self._inner(data, _DEEPEST)
 
     def _inner(self, data: bytes, deep: int) -> list[bytes]:
@@ -182,9 +196,9 @@ class Unwrapper:
 
 
 def _form(front: bytes) -> bytes:
-    """What stands in front of a line, for each number of it any other."""
-    pieces = re.split(rb"(\d+)", front)
-    return b"".join(rb"\d+" if i % 2 else re.escape(x) for i, x in enumerate(pieces))
+    """What stands in front of a line, for each number of it any other, of any width."""
+    pieces = re.split(rb"( *\d+)", front)
+    return b"".join(rb" *\d+" if i % 2 else re.escape(x) for i, x in enumerate(pieces))
 
 
 def _text(inner: bytes) -> list[bytes]:

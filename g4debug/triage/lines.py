@@ -111,13 +111,15 @@ def raw(stream: BinaryIO) -> Iterator[bytes]:
 class Head(NamedTuple):
     """What SGLang's own line begins with. serves: it says that the server computes.
 
-    code: of HTTP, if it is a line about a request; 0 if not. path: what was asked for.
+    code: of HTTP, if it is a line about a request; 0 if not. path: what was asked for. own: only
+    SGLang has this form; others than Dynamo have Dynamo's, too.
     """
 
     stamp: bytes
     serves: bool
     path: bytes = b""
     code: int = 0
+    own: bool = True
 
 
 def head(data: bytes) -> Head | None:
@@ -125,7 +127,8 @@ def head(data: bytes) -> Head | None:
     if data[:1] not in (b"[", b"2") or (found := _HEAD.match(data)) is None:
         return None
     stamp, _, traced, serves, path, code = found.groups()
-    return Head(stamp or traced, serves is not None, path or b"", int(code) if code else 0)
+    number = int(code) if code else 0
+    return Head(stamp or traced, serves is not None, path or b"", number, stamp is not None)
 
 
 def read(number: int, data: bytes) -> Line:

@@ -20,6 +20,13 @@ _CONTAINER = (
     re.compile(r"^([\w.-]{1,100}?)(?:-\d+)? exited with code \d+"),
     re.compile(r"Container ([\w.-]{1,100}) failed \w+ probe"),
 )
+# systemd and supervisord name what they started, and what was killed.
+_SERVICE = re.compile(
+    r"(?:^|: )([\w@.\\-]{1,100})\.(?:service|scope): |\bexited: (\S{1,100}) \(terminated by "
+    r"|\bspawned: '([^']{1,100})' with pid |\b(?:Started|Starting) ([\w@.\\-]{1,100})\.service\b"
+)
+_SERVICES = re.compile(rb"\.service\b|\.scope: |exited: |spawned: '")
+MOST_SERVICES = 1000  # of a log that are remembered
 _KEY = re.compile(rb"( *)([\w.-]{1,100}):\s*$")
 
 
@@ -35,6 +42,28 @@ def of_line(text: str, logged: set[str]) -> str:
         if found := regex.search(text):
             return "" if _SERVER.match(found[1]) else found[1]
     return ""
+
+
+def service(text: str) -> str:
+    """The service that a line of systemd or supervisord is about; '' if it is not of these."""
+    found = _SERVICE.search(text)
+    return next(filter(None, found.groups()), "") if found is not None else ""
+
+
+class Services:
+    """The services of a machine that a log names."""
+
+    def __init__(self) -> None:
+        self._names: set[str] = set()
+
+    def take(self, data: bytes) -> None:
+        """A line that SGLang did not form."""
+        if len(self._names) < MOST_SERVICES and _SERVICES.search(data) is not None:
+            self._names |= {service(data.decode("utf-8", "replace"))} - {""}
+
+    def other(self, name: str) -> bool:
+        """Whether a service is not the server's. Of several, one that is named after it is."""
+        return "sglang" not in name and len(self._names) > 1
 
 
 class Pod:

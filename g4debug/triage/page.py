@@ -114,7 +114,7 @@ def _whole(entry: Entry) -> str:
         f"**{name}.**" + ("\n\n" if said.startswith("```") else " ") + said for name, said in parts
     )
     text = re.sub(r" {3,}#", "  #", text)  # comments in a column cost a kilobyte
-    more = f"[Case {entry.number}]({CASES}/{entry.name})"
+    more = f"[Case]({CASES}/{entry.name})"
     return f"## {entry.number}. {entry.title}\n\n{text} {more}\n"
 
 

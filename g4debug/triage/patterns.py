@@ -92,6 +92,8 @@ class Pattern:
 def _regex(text: str) -> str:
     """Pieces between holes in this order, near each other. An exception's name begins the line."""
     pieces = ".{0,300}?".join(map(re.escape, text.split(HOLE)))
+    if text in FLAGS:
+        pieces += r'(?!"?: *false)'
     if text in ANY_CASE:
         return f"(?i:{pieces})"
     if re.fullmatch(r"[A-Z]\w*(?:Error|Interrupt)|Killed", text):  # a bare one has no text
@@ -116,6 +118,7 @@ _MTP = "FROZEN_KV_MTP"
 _SPEC = ("frozen_kv_mtp_worker", "/eagle_", "eagle_worker")
 _TREE = ("radix_cache.py", "unified_cache_components/")
 # Libraries write these as they like: CUDA error, Cuda error, HIP error, failed with error.
+FLAGS = ("OOMKilled",)  # docker prints it as a flag, too: false is none
 ANY_CASE = ("an illegal memory access was encountered", "unspecified launch failure")
 _BOUNDS = "IndexError: index … is out of bounds for dimension 0 with size …"
 
@@ -128,7 +131,7 @@ LEAKS = (
 FREED = ("KV double free: sub-pool …", "KV page use-after-free: …")
 HEALTH = Pattern(
     (
-        "Health check failed. Server couldn't get a response from detokenizer",
+        "Health check failed. Server couldn't get a response",
         "Signal SIGTERM received while health check failed",
     ),
     "twice, and no batch between: the server stands",
@@ -158,8 +161,8 @@ NETWORK = Pattern(
 )
 SIGTERM = Pattern(
     (
-        "Gracefully exiting... Remaining number of requests",
         "SIGTERM received. signum=",
+        "Gracefully exiting... Remaining number of requests",
         "SIGTERM received on node_rank",
     ),
     "",
@@ -175,8 +178,7 @@ TAKEN = Pattern(
     0,
     _E,
     OTHER,
-    advice="The port is taken, often by a server that has not ended. End it, or take another "
-    "--port.",
+    advice="The port is taken, often by an older server. End it, or take another --port.",
 )
 GRACE = replace(
     SIGTERM,
@@ -212,16 +214,54 @@ OUTSIDE = (
         (
             "Killed",
             "exited with code 137",
+            "Main process exited, code=killed, status=11/SEGV",
             "exited with code 139",
             "exited with code 134",
             ": line …Killed …sglang",
             ": line …Killed …python",
+            "Segmentation fault …(core dumped)",
+            "Bus error …(core dumped)",
+            "Aborted …(core dumped)",
+            "Exit Code: …137",
+            "Exit Code: …139",
+            "Exit Code: …134",
+            *(f"{name}: {code}" for name in ("exitCode", '"ExitCode"') for code in (137, 139, 134)),
+            "Main process exited, code=killed, status=9/KILL",
+            "Main process exited, code=dumped, status=11/SEGV",
+            "Main process exited, code=dumped, status=6/ABRT",
+            "exited on signal 9 (Killed)",
+            "exited on signal 11 (Segmentation fault)",
+            "(terminated by SIGKILL; not expected)",
+            "(terminated by SIGSEGV; not expected)",
+            "(terminated by SIGABRT; not expected)",
         ),
-        "the shell's or docker's word",
+        "a shell's or docker's word",
         26,
         _E,
         KILLED,
     ),
+)
+CLUSTER = Pattern(
+    (
+        # Without a reason Slurm says it of a step that has failed, too.
+        "CANCELLED AT … DUE TO TIME LIMIT",
+        "CANCELLED AT … DUE TO PREEMPTION",
+        "The node was low on resource: ",
+    ),
+    "",
+    0,
+    _A,
+    OTHER,
+    advice="Slurm or Kubernetes ended it. Its time was over, another job went first, or its node "
+    "had too little memory or disk.",
+)
+ROUTER = Pattern(
+    ("No available workers (",),
+    "",
+    0,
+    _A,
+    OTHER,
+    advice="No server answers the router. See the servers' own logs, and their health checks.",
 )
 PROBE = Pattern(
     ("failed liveness probe, will be restarted", "failed startup probe, will be restarted"),
@@ -318,10 +358,17 @@ PATTERNS: tuple[Pattern, ...] = (
         (
             *ANY_CASE,
             "CUDA error: misaligned address",
+            "Triton Error [CUDA]: misaligned address",
             "cudaErrorIllegalAddress",
             "CUDA_ERROR_ILLEGAL_ADDRESS",
             "CUDA error: an illegal instruction was encountered",
             "CUBLAS_STATUS_EXECUTION_FAILED",
+            "CUBLAS_STATUS_INTERNAL_ERROR",
+            "CUDNN_STATUS_EXECUTION_FAILED",
+            "cudaErrorLaunchFailure",
+            "cudaErrorMisalignedAddress",
+            "CUDA_ERROR_LAUNCH_FAILED",
+            "CUDA_ERROR_MISALIGNED_ADDRESS",
             "NVRM: Xid …: 31,",
             "NVRM: Xid …: 13,",
             "Memory access fault by GPU node-…",
@@ -445,7 +492,7 @@ PATTERNS: tuple[Pattern, ...] = (
         PYTHON,
     ),
     Pattern(
-        ("AssertionError: KV cache is full! Bug in memory estimation.",),
+        ("AssertionError: KV cache is full!",),
         "`disaggregation/decode.py` (#29662)",
         10,
         _C,
@@ -470,7 +517,7 @@ PATTERNS: tuple[Pattern, ...] = (
         innermost=True,
     ),
     Pattern(
-        ("RuntimeError: cannot reshape tensor of 0 elements into shape …",),
+        ("RuntimeError: cannot reshape tensor of 0 elements",),
         "rotary embedding, in a prefill (#24252)",
         25,
         _C,
@@ -478,7 +525,7 @@ PATTERNS: tuple[Pattern, ...] = (
         frames=("rotary_embedding",),
     ),
     Pattern(
-        ("RuntimeError: output with shape [1] doesn't match the broadcast shape […]",),
+        ("RuntimeError: output with shape [1] doesn't match the broadcast shape",),
         "0.5.14, FROZEN_KV_MTP without CUDA graphs (#29616)",
         14,
         _C,
@@ -486,10 +533,7 @@ PATTERNS: tuple[Pattern, ...] = (
         frames=("frozen_kv_mtp",),
     ),
     Pattern(
-        (
-            "TypeError: FrozenKVMTPWorkerV2.forward_batch_generation() got an unexpected keyword "
-            "argument 'pp_proxy_tensors'",
-        ),
+        ("TypeError: FrozenKVMTPWorkerV2.… 'pp_proxy_tensors'",),
         "0.5.23 with `--disable-overlap-schedule`",
         0,
         _C,
@@ -506,8 +550,8 @@ PATTERNS: tuple[Pattern, ...] = (
     ),
     Pattern(
         (
-            "Prefill out of memory. Try to lower your batch size.",
-            "Decode out of memory. Try to lower your batch size.",
+            "Prefill out of memory. Try to lower your",
+            "Decode out of memory. Try to lower your",
         ),
         "no room in a KV pool: are pages lost, or is one pool too small (2)?",
         10,
@@ -589,6 +633,15 @@ PATTERNS: tuple[Pattern, ...] = (
             "Scheduler or DataParallelController … terminated with -9",
             "Scheduler or DataParallelController … terminated with -11",
             "Scheduler or DataParallelController … terminated with -6",
+            "Child process unexpectedly failed with exitcode=9.",
+            "Child process unexpectedly failed with exitcode=11.",
+            "Child process unexpectedly failed with exitcode=139.",
+            "Child process unexpectedly failed with exitcode=134.",
+            "Caught signal 11 (Segmentation fault",
+            "Caught signal 7 (Bus error",
+            "*** SIGSEGV received at",
+            "*** SIGBUS received at",
+            "*** SIGABRT received at",
             "killed due to memory pressure (OOM)",
             "Task was killed due to the node running low on memory",
         ),
@@ -603,6 +656,9 @@ PATTERNS: tuple[Pattern, ...] = (
             "Memory cgroup out of memory: Killed process",
             "Out of memory: Killed process",
             "OOMKilled",
+            "has been killed by the OOM killer",
+            "slurmstepd: error: Detected …oom_kill event",
+            "srun: error: …Out Of Memory",
         ),
         "the kernel's or the container's word",
         26,
@@ -619,6 +675,15 @@ PATTERNS: tuple[Pattern, ...] = (
         24,
         _A,
         KILLED,
+    ),
+    Pattern(
+        ("NCCL error…invalid usage", "ncclInvalidUsage", "Duplicate GPU detected : rank"),
+        "",
+        0,
+        _C,
+        OTHER,
+        advice="NCCL was asked for what it cannot do. Most often two ranks have one GPU: see "
+        "CUDA_VISIBLE_DEVICES, --base-gpu-id and what else runs there.",
     ),
     NETWORK,  # some of its texts begin like those of a peer that is gone
     Pattern(
@@ -672,7 +737,7 @@ PATTERNS: tuple[Pattern, ...] = (
         own=True,
     ),
     Pattern(
-        ("Bidirectional attention for image tokens requires TritonAttnBackend",),
+        ("Bidirectional attention for image tokens requires",),
         "answers on images are worse",
         27,
         _N,
@@ -684,13 +749,15 @@ PATTERNS: tuple[Pattern, ...] = (
             "Decode handshake failed for request",
             "Prefill transfer failed for request",
             "Prefill bootstrap failed for request",
+            "Losing connection with prefill instance",
         ),
         "",
         0,
         _N,
         OTHER,
-        advice="The other server of the pair did not answer: see its log. One request failed.",
+        advice="The other server of the pair did not answer. See its log. One request failed.",
     ),
+    ROUTER,
     # --- start ---
     Pattern(
         ("TypeError: 'NoneType' object is not subscriptable",),
@@ -725,9 +792,7 @@ PATTERNS: tuple[Pattern, ...] = (
     Pattern(
         ("this assistant cannot be served by EAGLE",), "`SGLANG_GEMMA4_FORCE_EAGLE=1`", 5, _C, START
     ),
-    Pattern(
-        ("SGLANG_ENABLE_PIECEWISE_CUDA_GRAPH_FOR_MM=1 is refused for this model",), "", 6, _C, START
-    ),
+    Pattern(("SGLANG_ENABLE_PIECEWISE_CUDA_GRAPH_FOR_MM=1 is refused",), "", 6, _C, START),
     Pattern(
         ("g4debug: not armed: …", "g4debug: could not be armed: …", "g4debug: G4DEBUG_FAULTS: …"),
         "and the process ends",
@@ -763,7 +828,11 @@ PATTERNS: tuple[Pattern, ...] = (
     Pattern(
         (
             "CUDA out of memory. Tried to allocate",
+            "HIP out of memory. Tried to allocate",
+            "NPU out of memory. Tried to allocate",
             "CUDA error: out of memory",
+            "Triton Error [CUDA]: out of memory",
+            "HIP error: out of memory",
             "Cuda failure 'out of memory'",
             "ValueError: The memory capacity is unbalanced. Some GPUs may be occupied",
             "RuntimeError: The memory capacity is unbalanced. Some GPUs may be occupied",
@@ -778,7 +847,7 @@ PATTERNS: tuple[Pattern, ...] = (
         "nvidia-smi whether another process holds memory.",
     ),
     Pattern(
-        ("Not enough memory. Please try to increase --mem-fraction-static",),
+        ("Not enough memory. Please try to increase",),
         "",
         0,
         _C,
@@ -795,6 +864,9 @@ PATTERNS: tuple[Pattern, ...] = (
             "NVRM: Xid …: 95,",
             "NVRM: Xid …: 119,",
             "NVRM: Xid …: 74,",
+            "NVRM: Xid …: 64,",
+            "NVRM: Xid …: 120,",
+            "NVRM: Xid …: 140,",
             "cudaErrorECCUncorrectable",
             "uncorrectable NVLink error detected",
             "cudaErrorNvlinkUncorrectable",
@@ -809,9 +881,48 @@ PATTERNS: tuple[Pattern, ...] = (
         advice="The GPU, its memory or its link failed. Drain the machine; nvidia-smi -q -d ECC "
         "and dmesg have the rest. No software of the server can do this.",
     ),
-    replace(TAKEN, says=("error while attempting to bind on address",), stage=_C),
+    replace(
+        TAKEN,
+        says=(
+            "error while attempting to bind on address",
+            "ValueError: … is not available in … seconds. ",
+            "RuntimeError: engine_info_bootstrap_port … is already in use",
+        ),
+        stage=_C,
+    ),
     TAKEN,
-    Pattern(("No space left on device",), "", 0, _E, OTHER, advice="A disk or /dev/shm is full."),
+    Pattern(
+        ("No space left on device", "OSError: [Errno 122] Disk quota exceeded"),
+        "",
+        0,
+        _E,
+        OTHER,
+        advice="A disk or /dev/shm is full.",
+    ),
+    Pattern(
+        ("PermissionError: [Errno 13] ", "OSError: [Errno 30] Read-only file system"),
+        "",
+        0,
+        _E,
+        OTHER,
+        advice="The user may not read or write there. Mount a folder that can be written, or name "
+        "one: HF_HOME for models, TRITON_CACHE_DIR and FLASHINFER_WORKSPACE_BASE for kernels.",
+    ),
+    Pattern(
+        (
+            "OSError: [Errno 24] Too many open files",
+            "ZMQError: Too many open files",
+            "RuntimeError: can't start new thread",
+            "BlockingIOError: [Errno 11] Resource temporarily unavailable",
+            "OSError: [Errno 12] Cannot allocate memory",
+        ),
+        "",
+        0,
+        _E,
+        OTHER,
+        advice="A limit of the machine is reached. Files: ulimit -n. Threads and processes: "
+        "ulimit -u, and the container's pids limit. Memory: its cgroup.",
+    ),
     Pattern(
         (
             "no kernel image is available for execution",
@@ -824,6 +935,11 @@ PATTERNS: tuple[Pattern, ...] = (
             "error: invalid device function",
             "Found no NVIDIA driver on your system",
             "The NVIDIA driver on your system is too old",
+            "CUDA error: the provided PTX was compiled with an unsupported toolchain",
+            "cudaErrorUnsupportedPtxVersion",
+            "CUDA_ERROR_UNSUPPORTED_PTX_VERSION",
+            "RuntimeError: Unexpected error from cudaGetDeviceCount()",
+            "OSError: libcuda.so.1: cannot open shared object file",
             "CUDA-capable device(s) is/are busy or unavailable",
             "RuntimeError: No accelerator (CUDA, ",
             "NotImplementedError: Could not run 'sgl_kernel::…' with arguments from the 'CUDA'",
@@ -832,8 +948,8 @@ PATTERNS: tuple[Pattern, ...] = (
         0,
         _C,
         OTHER,
-        advice="Driver, GPU and this build's CUDA do not fit, or the GPU is not ready, taken, or "
-        "not given to the container. Nothing was computed yet.",
+        advice="Driver, GPU and this build's CUDA do not fit, or the GPU is not ready, not free, "
+        "or not in the container. Nothing was computed yet.",
     ),
     Pattern(
         (
@@ -862,18 +978,22 @@ PATTERNS: tuple[Pattern, ...] = (
         "(bytes), or lower --chunked-prefill-size and --max-running-requests.",
     ),
     Pattern(
-        ("out of resource: shared memory, Required",),
+        ("out of resource: shared memory",),
         "",
         0,
         _C,
         OTHER,
-        advice="A Triton kernel asks for more shared memory than this GPU has. Take another "
+        advice="This GPU has too little shared memory for a Triton kernel. Take another "
         "attention backend, or another release of Triton.",
     ),
     Pattern(
         (
-            "is not a local folder and is not a valid model identifier",
             "RepositoryNotFoundError: ",
+            "is not a local folder and is not a valid model identifier",
+            "RuntimeError: Cannot find any model weights with",
+            "RuntimeError: PytorchStreamReader failed",
+            "FileNotFoundError: …No such file or directory: ….safetensors'",
+            "ValueError: Tokenizer class … does not exist or is not currently imported",
             "GatedRepoError: ",
             "SafetensorError: ",
             "LocalEntryNotFoundError: ",
@@ -890,11 +1010,15 @@ PATTERNS: tuple[Pattern, ...] = (
         0,
         _E,
         OTHER,
-        advice="The model was not found, is damaged, or cannot be fetched or read. Or it needs "
+        advice="The model was not found, is damaged, or cannot be read. Or it needs "
         "newer transformers or tokenizers.",
     ),
     Pattern(
-        ("ModuleNotFoundError: ", "ImportError: "),
+        (
+            "ModuleNotFoundError: ",
+            "ImportError: ",
+            "Exception: … is less than the minimum required version",
+        ),
         "",
         0,
         _E,
@@ -917,22 +1041,37 @@ PATTERNS: tuple[Pattern, ...] = (
         "a line 'Ignore import error when loading' above says why not.",
     ),
     Pattern(
-        ("ValueError: Not enough host memory available. Requesting",),
+        ("ValueError: Not enough host memory available",),
         "",
         0,
         _C,
         OTHER,
         advice="The host's memory does not hold HiCache. Lower --hicache-size or --hicache-ratio.",
     ),
+    Pattern(
+        (
+            "nixlBackendError: NIXL_ERR_",
+            "RuntimeError: Mooncake memory registration failed",
+            "RuntimeError: Mooncake Transfer Engine initialization failed",
+            "RuntimeError: Failed to register buffer to Mooncake Store",
+        ),
+        "",
+        0,
+        _E,
+        OTHER,
+        advice="Mooncake or NIXL cannot use the network. Look at the lines above it, "
+        "--disaggregation-ib-device, ulimit -l, the module nvidia_peermem, and for a second UCX.",
+    ),
     PROBE,
     SIGTERM,
+    CLUSTER,
     Pattern(
         ("KeyboardInterrupt",),
         "",
         0,
         _A,
         OTHER,
-        advice="Somebody ended the server in its terminal (Ctrl-C).",
+        advice="Somebody pressed Ctrl-C.",
     ),
 )
 

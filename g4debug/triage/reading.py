@@ -26,6 +26,7 @@ from g4debug.triage import carriers, lines, neighbours, patterns
 from g4debug.triage.lines import KEPT, Head, Line
 from g4debug.triage.load import Load
 from g4debug.triage.patterns import (
+    CLUSTER,
     GRACE,
     HEALTH,
     ITSELF,
@@ -34,12 +35,15 @@ from g4debug.triage.patterns import (
     OTHER,
     OUTSIDE,
     PATTERNS,
+    PROBE,
     RETRACTS,
+    ROUTER,
     SIGTERM,
     Pattern,
     Stage,
 )
 from g4debug.triage.server import Server
+from g4debug.triage.sieve import TRIGGER
 
 MOST_MARKS = 40  # of one stage in one launch
 MOST_LAUNCHES = 50
@@ -51,38 +55,27 @@ SERVED_SECONDS = 10  # other ranks may serve so long when CUDA has failed on one
 # The main process may answer so long when a scheduler has died: SGLang waits for core dumps.
 ANSWERED_SECONDS = 90
 STRANGE = 2  # so many lines that are no error are a log, and no error that was copied
+LEAST_BACK, MOSTLY = 2, 3  # logs of several servers go back, too, but not so often
 HANDLED_LINES = 3  # of a message above the traceback that is logged with it
 
-# Only a line with one of these is looked at: a log of gigabytes is mostly others.
-_WORDS = (
-    "Error|Exception|g4debug|CUDA|cudaE|cuda error|CUBLAS|NCCL|nccl|xit code|Xid|memory|Assertion"
-    "|sserted|atchdog|Traceback|  File |server_args=|launch_server|sglang|assert|key = key|SIGTERM"
-    "|Gracefully|onnection|crash diagnostics|pool|FORCE_EAGLE|Bidirectional|aborted last|in use"
-    "|No space|kernel image|PIECEWISE|cannot be served|OOMKilled|oom-kill|unrecognized|not a valid"
-    "|fatal|Fatal|Broken pipe|initialized|out of resource|failed to recv|recvValue|heartbeat|Leak"
-    "|swa_tombstone|fallen off|appear to have|fmhaSm100f|page-table|switch fix|so a finding could"
-    "|sigquit|SIGQUIT|ECC |transfer failed|handshake failed|bootstrap failed|ERROR|Terminating"
-    "|launch failure|Health check|Timed out waiting|huggingface|gated repo|Interrupt|warmup error"
-    "|aborted request|Memory access|to bind on|nvshmem|AlignedAllocator|[Nn]inja|find nvcc|DeepEP"
-    "|KV double|KV page|onitoredBarrier|other ranks|SocketImpl|TCPStore|recognize this"
-    "|device function|Pyspy dump|NaN |Inf detected|Killed|terminated with|exited with"
-    "|probe, will|requests before crash|SXid|NVLink|NVIDIA driver|busy or unavailable"
-    "|Can't load tokenizer|untagged|Unrecognized model|compilation failed|TMA descriptor"
-)
 # Of SGLang alone: where none of these is in a log, it is of something else.
 _OURS = re.compile(
     rb"server_args=|launch_server|sglang[./:]|sglang serve|SGLANG_|SGLang|g4debug[: ]"
-    rb"|\bsmg::|\"POST /generate |Decode batch, #|Prefill batch, #|The server is fired up"
+    rb"|\bsmg::|\bsglang_router|- \"POST /generate HTTP/1\.\d\" \d{3} [A-Z]|Decode batch, #"
+    rb"|Prefill batch, #|The server is fired up|Scheduler hit an exception|crashed with exit code -"
+    rb"|sigquit from a child|SIGQUIT received\. signum="
 )
 _FETCHED = re.compile(
     rb"^ *(?:Collecting|Downloading|Requirement already|Using cached|Successfully) "
 )
-_THEIRS = re.compile(rb"\bvllm\b|vLLM|TensorRT-LLM|TRT-LLM|torch/distributed/(?:run\.py|elastic)")
+_THEIRS = re.compile(
+    rb"\bvllm\b|vLLM|TensorRT-LLM|TRT-LLM|torch/distributed/(?:run\.py|elastic)|\bollama\b"
+    rb"|\bggml|text_generation_launcher|\blmdeploy\b|\btritonserver\b"
+)
 # Of SGLang's own lines; in a line without SGLang's head they say that its form is not known.
 _SAID = re.compile(
     rb"Decode batch, #|Prefill batch, #|The server is fired up|Load weight begin|server_args="
 )
-TRIGGER = re.compile(_WORDS.encode())
 _STARTS = re.compile(r"[^'\"]{0,120}server_args=(?:ServerArgs\(|\{)")  # a dict since 0.5.23
 _STATISTICS = (b"] Decode batch", b"] Prefill batch", b" Decode batch,", b' HTTP/1.1" ')
 _CLIENT = re.compile(lines.CLIENT)
@@ -104,7 +97,11 @@ _ERROR = re.compile(r"\b(?:ERROR|FATAL|CRITICAL|[A-Z]\w*(?:Error|Exception))\b")
 # What a logger says above the traceback of an exception that was caught.
 _HANDLED = re.compile(rb"ERROR|[Ee]rror|xception|[Ff]ailed")
 _ABORTED = re.compile(r"exit code -6\b|exit code: -6\b|Fatal Python error: Aborted")
-_SIGKILL = re.compile(r"(?:exit code:?|terminated with) -9\b|^Killed$|with code 137\b")
+_SIGKILL = re.compile(
+    r"(?:exit code:?|terminated with) -9\b|^Killed$|with code 137\b|xit ?Code\"?: +137\b|=9/KILL"
+    r"|terminated by SIGKILL|on signal 9|exitcode=9\b"
+)
+_OF_POD = re.compile(r"OOMKilled|[Ee]xit ?Code:")  # as kubectl says it of a container
 UNKNOWN = Pattern(("an exception that is not known",), "", 0, Stage.SURFACED)
 
 
@@ -130,6 +127,7 @@ class Mark:
     raised: bool = False
     kernel: bool = False
     container: str = ""  # which was killed, of a pod that is described
+    service: str = ""  # which was killed, by the word of systemd or supervisord
 
     @property
     def anybodys(self) -> bool:
@@ -237,10 +235,16 @@ class Launch:
         if early:
             return _of_early(early)
         ended = self._of_ended([m for m in marks if m.stage == Stage.ENDED])
-        after = self._of_after([m for m in marks if m.stage == Stage.AFTER])
+        afters = [m for m in marks if m.stage == Stage.AFTER]
+        after = self._of_after(afters)
         health = next((m for m in marks if m.pattern is HEALTH), None)
         if health is not None and (ended is None or health.line < ended.line):
             return health
+        if ended is not None and _SIGKILL.search(ended.text):
+            # A pod's description tells of the end above of what has ended it.
+            by = next((m for m in afters if m.pattern in (PROBE, CLUSTER)), None)
+            if by is not None:
+                return by
         if ended is not None and after is not None and after.line < ended.line:
             if _SIGKILL.search(ended.text) and after.pattern is SIGTERM and _soon(after, ended):
                 return replace(after, pattern=GRACE)
@@ -266,7 +270,7 @@ class Launch:
 
     @staticmethod
     def _of_after(after: list[Mark]) -> Mark | None:
-        first = _known(after)
+        first = _known([m for m in after if m.pattern is not ROUTER] or after)
         if first is None or first.pattern in (SIGTERM, UNKNOWN):
             return first
         # NCCL's own word says more than that of the process that was waiting for it.
@@ -360,9 +364,10 @@ class Reading:
     """What a log says. launches: those that are kept, in its order; left_out: how many are not.
 
     errors: how many lines speak of an error in a form that is not known; error: the first of them.
-    foreign: it has lines of other software, and none of SGLang. headed: how many lines have the
-    head of SGLang's own. odd: how many say what SGLang says, and have no such head; at: the first
-    of those. single: it is no log.
+    foreign: it has lines of other software, and none of SGLang. theirs: they name that software.
+    headed: how many lines have the head of SGLang's own. odd: how many say what SGLang says, and
+    have no such head; at: the first of those. single: it is no log. backwards: its last line was
+    told first.
     """
 
     launches: tuple[Launch, ...]
@@ -371,10 +376,12 @@ class Reading:
     errors: int = 0
     error: tuple[int, str] = (0, "")  # its number and text
     foreign: bool = False
+    theirs: bool = False
     headed: int = 0
     odd: int = 0
     at: int = 0
     single: bool = False
+    backwards: bool = False
 
     @property
     def chosen(self) -> Launch:
@@ -401,14 +408,17 @@ class Reader:
         self._raising = False  # the exception of the traceback has not been named yet
         self._at: datetime | None = None
         self._stamped, self._head = 0, b""  # the last line that has a time
+        self._since = 0  # lines that are not empty, since then
         self._stamp = b""
         self._waiting: list[Mark] = []  # for the next time
+        self._forth = self._back = 0  # how often the time goes on, and how often it goes back
         self._unwell = 0  # health checks that failed, since the last batch
         self._number = 0
         self._single = single
         self._errors, self._error = 0, (0, "")
         self._wrapping = carriers.Unwrapper()
         self._pod = neighbours.Pod()
+        self._services = neighbours.Services()
         self._load = Load()
         self._ours = False
         self._headed = self._odd = self._odd_at = 0
@@ -428,12 +438,14 @@ class Reader:
     def _take(self, data: bytes) -> None:
         head = data[:KEPT]
         if (found := lines.head(head)) is not None:
-            self._ours = True
+            self._ours = self._ours or found.own or _OURS.search(data) is not None
             self._headed += 1
             self._time(found.stamp, head)
             self._says(found, head)
         else:
+            self._since += bool(head.strip())
             self._pod.take(head)
+            self._services.take(head)
             self._ours = self._ours or (
                 _OURS.search(data) is not None and _FETCHED.match(head) is None
             )
@@ -465,12 +477,16 @@ class Reader:
         if stamp == carriers.NO_TIME.encode():
             return
         if stamp != self._stamp:
+            before = self._at
             try:
                 self._at = datetime.fromisoformat(stamp.decode())
             except ValueError:
                 return
             self._stamp = stamp
-        self._stamped, self._head = self._number, head
+            if before is not None:
+                self._forth += before < self._at
+                self._back += before > self._at
+        self._stamped, self._head, self._since = self._number, head, 0
         for mark in self._waiting:
             if mark.at is None or self._at is None:
                 mark.at = self._at
@@ -528,7 +544,7 @@ class Reader:
             if not self._open or line.prefixed:
                 self._traceback.clear()
                 died = _DIED.search(line.text) is not None
-                logged = line.prefixed or 0 < line.number - self._stamped <= HANDLED_LINES
+                logged = line.prefixed or 0 < self._since <= HANDLED_LINES
                 caught = line.prefixed or (logged and self._caught())
                 self._fatal = died or not caught
                 self._raised = Stage.SURFACED if died else Stage.ENDED
@@ -615,6 +631,8 @@ class Reader:
                 return False
             context = list(self._traceback)[-INNERMOST - 1 :]
         if pattern.innermost:
+            if self._launches[-1].never_served:
+                return False  # it holds nothing yet that could be wrong
             context = [x for x in context if x.lstrip().startswith("File ")][-1:]
             # What is only being made has no state yet that could be wrong: it refuses an argument.
             context = [x for x in context if not x.rstrip().endswith(", in __init__")]
@@ -649,7 +667,8 @@ class Reader:
         at = line.at or (self._block_at if inside else None)
         if at is not None and at.year == lines.NO_YEAR and self._at is not None:
             at = lines.dated(at, self._at)
-        killed = pattern.section == KILLED and "OOMKilled" in line.text
+        killed = pattern.section == KILLED
+        of_pod = killed and _OF_POD.search(line.text) is not None
         return Mark(
             line.number,
             at,
@@ -663,7 +682,8 @@ class Reader:
             block=self._block if self._open else 0,
             raised=self._open and self._fatal,
             kernel=line.kernel,
-            container=self._pod.container if killed else "",
+            container=self._pod.container if of_pod else "",
+            service=neighbours.service(line.text) if killed else "",
         )
 
     def result(self) -> Reading:
@@ -671,7 +691,9 @@ class Reader:
             mark.at = self._at
         for launch in self._launches:
             for mark in launch.all_marks():
-                if mark.container and self._pod.other(mark.container, self._wrapping.containers):
+                pod, logged = self._pod, self._wrapping.containers
+                other = bool(mark.container) and pod.other(mark.container, logged)
+                if other or (mark.service and self._services.other(mark.service)):
                     launch.drop(mark)
                     launch.neighbours.append(mark)
         return Reading(
@@ -683,10 +705,12 @@ class Reader:
             foreign=not self._ours
             and (self._theirs or self._strange >= STRANGE)
             and not self._single,
+            theirs=self._theirs,
             headed=self._headed,
             odd=self._odd,
             at=self._odd_at,
             single=self._single,
+            backwards=self._back >= LEAST_BACK and self._back > MOSTLY * self._forth,
         )
 
 

@@ -8,6 +8,7 @@ or slows a server); ``foreign`` (it is no log of SGLang). Of words that somebody
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -34,6 +35,10 @@ ALL = "SGLANG_TRTLLM_MHA_DEBUG=1 "
 ONLY_REPORT = "G4DEBUG_MODE=log "
 DOCTOR = "g4debug doctor"
 HANG = 8
+KILL = 26
+FAULT = "Fatal Python error"
+# abort() in a library: the machine's log does not know why, and the words above it do.
+ABORTED = re.compile(rf"{FAULT}|(?:code:? |with )-6\b|\b134\b|ABRT|Aborted")
 SGLANGS_CORES = Path("/tmp/sglang_cuda_coredumps")  # where SGLang itself has them written
 
 
@@ -130,8 +135,10 @@ def of(reading: Reading) -> Verdict:
         neighbours=tuple(launch.neighbours),
         stacks=launch.stacks,
     )
-    if reading.foreign and (first is None or first.anybodys):
+    if reading.foreign and (first is None or first.anybodys or reading.theirs):
         return replace(facts, state="foreign")
+    if reading.backwards:
+        return replace(facts, state="unknown", why=BACKWARDS, first=None, after=0, ranks=())
     if reading.odd > reading.headed and (first is None or first.kind is None):
         return replace(facts, state="unknown", why=ODD.format(line=reading.at))
     if first is None:
@@ -140,6 +147,8 @@ def of(reading: Reading) -> Verdict:
     command, why = (first.kind.command if first.kind is not None else "") or ARM, ""
     if entry is not None and entry.number == HANG and not launch.dumps:
         command = _of_hang(launch)
+    elif entry is not None and entry.number == KILL and not launch.dumps:
+        command = _of_kill(entry, first, bool(launch.server.armed))
     elif entry is not None and (first.kind is None or launch.dumps):
         command = next_of(entry, launch.dumps, armed=bool(launch.server.armed))
     elif facts.state == "unknown" and launch.never_served:
@@ -159,6 +168,11 @@ ODD = (
     "something has changed the lines. So nothing is blamed. Give the log as the server wrote it "
     "(kubectl logs, docker logs, or the file)."
 )
+BACKWARDS = (
+    "The times of this log go back from line to line: whoever exported it has put the newest line "
+    "first. What followed would be taken for the cause, so nothing is blamed. Turn it round: "
+    "tac LOG | g4debug triage"
+)
 AT_START = (
     "It ended before it served, so there was nothing to trace yet: its own words are the lead. "
     "g4debug doctor looks at this environment."
@@ -173,6 +187,13 @@ def _of_hang(launch: Launch) -> str:
     if launch.server.armed:
         return "g4debug doctor --pid <pid of the server>"
     return "py-spy dump --native --pid <pid of the scheduler>"
+
+
+def _of_kill(entry: Entry, first: Mark, armed: bool) -> str:
+    """What to type about a process that was killed, or died in a library."""
+    if ABORTED.search(first.text) and not armed:
+        return next((c for c in entry.commands if FAULT in c), ARM)
+    return next_of(entry, (), armed)
 
 
 def state_of(first: Mark | None) -> State:

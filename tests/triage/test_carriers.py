@@ -159,3 +159,19 @@ def test_a_log_that_powershell_has_saved(encoding: str, tmp_path) -> None:
     first = found.chosen.first()
     assert first is not None
     assert (found.read, first.line, first.pattern.entry) == (3001, 3001, 10)
+
+
+def test_a_stamp_in_front_of_sglangs_own_that_has_the_same_form() -> None:
+    """``ts '[%Y-%m-%d %H:%M:%S]'``: it also stands in front of a traceback's lines."""
+    log = (
+        "The server is fired up and ready to roll!",
+        "Scheduler hit an exception: Traceback (most recent call last):",
+        '  File "/opt/sglang/srt/managers/scheduler.py", line 1, in check_memory',
+        "ValueError: pool memory leak detected! [full] total=8",
+    )
+    own = "[2026-11-20 02:40:12{}] "
+    stamped = [own.format("") + log[0], own.format(" TP0") + log[1], *log[2:]]
+    lines = [f"[2026-11-20 02:40:13] {x}\n".encode() for x in stamped]
+    first = reading.of(lines).chosen.first()
+    assert first is not None
+    assert (first.line, first.rank, first.pattern.entry) == (4, "TP0", 10)

@@ -6,12 +6,13 @@ import io
 import json
 import re
 import tracemalloc
+from collections.abc import Iterator
 from datetime import datetime
 
 import pytest
 
 from g4debug.findings.kinds import KINDS
-from g4debug.triage import lines, patterns, reading, verdict
+from g4debug.triage import lines, patterns, reading, sieve, verdict
 from g4debug.triage.entry import by_title
 from g4debug.triage.patterns import PATTERNS
 
@@ -31,7 +32,16 @@ def test_every_text_of_a_pattern_passes_the_sieve() -> None:
     """Most lines of a log are never decoded: those must not be dropped that a pattern is about."""
     for one in PATTERNS:
         for text in one.says:
-            assert reading.TRIGGER.search(text.replace("…", "x").encode()), text
+            assert sieve.TRIGGER.search(text.replace("…", "x").encode()), text
+
+
+def test_the_sieve_finds_each_of_its_words_and_no_other_text() -> None:
+    """Words that begin alike, and one that is the beginning of another."""
+    regex = re.compile(sieve.any_of(["Xid", "SXid", "in use", "in", "* SIG", "a.b"]))
+    for text in ("an Xid", "an SXid 3", "the port in use", "in", "*** SIGSEGV", "a.b"):
+        assert regex.search(text), text
+    for text in ("Xi", "X id", "i n", "*SIG", "a-b", ""):
+        assert regex.search(text) is None, text
 
 
 def test_every_finding_is_known_by_its_own_words() -> None:
@@ -58,22 +68,24 @@ def test_gigabytes_are_not_held() -> None:
     noise = (
         b"[2026-09-14 03:22:11 TP1] CUDA NCCL error sglang memory Connection closed by peer gloo\n"
     )
+    count = 4_000  # tracemalloc makes each of them cost half a millisecond
 
-    def endless() -> object:
+    def endless() -> Iterator[bytes]:
         yield START
-        for _ in range(30_000):
-            yield noise
+        for number in range(count):
+            yield noise.replace(b"memory", b"memory %d" % number)
         yield DIED
         yield CUDA
 
+    read(START, noise, DIED, CUDA)  # what is compiled once is no part of it
     tracemalloc.start()
     found = reading.of(endless())
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert peak < 4_000_000
+    assert peak < 50 * count  # bytes; the lines themselves are twice as long
     first = found.chosen.first()
     assert first is not None
-    assert (first.line, first.pattern.entry) == (30_003, 7)
+    assert (first.line, first.pattern.entry) == (count + 3, 7)
 
 
 def test_many_launches_are_bounded_and_the_last_one_that_ended_is_told() -> None:
@@ -193,7 +205,7 @@ def test_a_time_that_is_none_is_text() -> None:
         assert reading.of([line]).read == 1
 
 
-def test_dynamo_forms_the_lines_itself() -> None:
+def test_dynamo_forms_the_countitself() -> None:
     line = b"2026-11-27T06:32:01.1Z ERROR scheduler.run: Scheduler hit an exception: Traceback"
     found = lines.read(1, line)
     assert found.text == "Scheduler hit an exception: Traceback"
@@ -326,3 +338,22 @@ def test_what_g4debug_says_of_the_server() -> None:
     ).chosen.server
     assert (server.release, server.armed) == ("0.5.23", "page-table (watch, contain)")
     assert server.words() >= {"gemma-4", "trtllm_mha", "mtp"}
+
+
+BATCH = b"[2026-09-14 03:%02d:11 TP0] Decode batch, #running-req: 1, #queue-req: 0\n"
+
+
+def test_a_log_whose_newest_line_comes_first_is_to_be_turned_round() -> None:
+    """What followed stands above its cause there, and a batch above the error as if it went on."""
+    log = [UP, *(BATCH % minute for minute in range(21, 24)), DIED.replace(b"22:", b"24:"), CUDA]
+    log.append(b"[2026-09-14 03:24:12] Received sigquit from a child process. It usually means x\n")
+    told = verdict.of(read(*reversed(log)))
+    assert (told.state, told.first, told.next_command) == ("unknown", None, "")
+    assert "tac LOG" in told.why
+    assert verdict.of(read(*log)).entry is not None
+
+
+def test_two_servers_one_after_the_other_are_no_log_that_goes_back() -> None:
+    batches = [BATCH % minute for minute in range(10, 20)]
+    told = verdict.of(read(UP, *batches, UP, *batches, UP, *batches))
+    assert told.state == "nothing"
