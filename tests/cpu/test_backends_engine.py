@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from real_engine import ENGINE, drive, side_by_side
+from real_engine import ENGINE, WhenAsked, drive
 
 from g4debug.hooking import targets
 
@@ -28,13 +28,13 @@ SHORT = 0
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """All engines, two at a time."""
+    """All engines."""
     folder = tmp_path_factory.mktemp("engine")
 
     def run(name, mode, arguments):
         return lambda: drive(folder / name, str(DRIVER), mode, json.dumps(arguments))
 
-    return side_by_side(
+    return WhenAsked(
         trtllm=run("trtllm", "plain", {}),
         split=run("split", "plain", SPLIT),
         split_mtp=run("split_mtp", "mtp", SPLIT),
@@ -47,6 +47,7 @@ def answers(run):
     return [found["tokens"] for found in run.results]
 
 
+@pytest.mark.long("four engines")
 @pytest.mark.parametrize("name", ["split", "split_mtp", "triton_mtp"])
 def test_the_same_tokens_whichever_backend(runs, name):
     """With FROZEN_KV_MTP on triton, every token comes from a verify, which is an extend there."""
@@ -56,12 +57,14 @@ def test_the_same_tokens_whichever_backend(runs, name):
         assert found == right
 
 
+@pytest.mark.long("four engines")
 def test_drafts_are_accepted(runs):
     for name in ("split_mtp", "triton_mtp"):
         for found in runs[name].results:
             assert min(found["accepted"]) > 1.5
 
 
+@pytest.mark.long("four engines")
 def test_the_backends_are_those_that_were_asked_for(runs):
     hybrid = "decode_backend=trtllm_mha, prefill_backend=triton"
     for name, run in runs.items():

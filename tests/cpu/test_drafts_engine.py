@@ -46,13 +46,11 @@ def arguments(draft: str | None, **more: object) -> str:
 @pytest.mark.parametrize(
     ("draft", "backend", "load"),
     [
-        pytest.param("eagle", "trtllm_mha", "mixed"),
         *(
             pytest.param(draft, backend, load, marks=LONG)
             for draft in discovery.names("draft")
             for backend in ("trtllm_mha", "triton")
             for load in ("mixed", "mixed-no-radix")
-            if (draft, backend, load) != ("eagle", "trtllm_mha", "mixed")
         ),
         pytest.param("eagle", "fa3", "mixed", marks=LONG),
     ],

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import installed_plugin
 import pytest
-from real_engine import ENGINE, NOHUP, TERMINAL, drive, in_session, side_by_side
+from real_engine import ENGINE, NOHUP, TERMINAL, WhenAsked, drive, in_session
 from warm import signals
 
 from g4debug.cpu.server import free_port
@@ -42,7 +42,7 @@ def staged(mode: str, folder: Path) -> tuple[dict[str, dict], str, dict[str, dic
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("engine")
-    return side_by_side(
+    return WhenAsked(
         mtp=lambda: staged("mtp", folder / "mtp"), plain=lambda: staged("plain", folder / "plain")
     )
 
@@ -151,7 +151,7 @@ MORE = pytest.mark.long("a server of its own for each moment and way to end it")
     ("when", "ignored"),
     [
         pytest.param("serving", TERMINAL, id="serving-terminal"),
-        pytest.param("starting", NOHUP, id="starting-nohup"),
+        pytest.param("starting", NOHUP, id="starting-nohup", marks=MORE),
         *(
             pytest.param(when, which, id=f"{when}-{name}", marks=MORE)
             for when, name, which in (

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 import pytest
-from real_engine import ENGINE, drive, side_by_side
+from real_engine import ENGINE, WhenAsked, drive
 
 pytestmark = ENGINE
 DRIVER = str(Path(__file__).parent / "drive_tensor_parallel.py")
@@ -19,7 +19,7 @@ ARMED = {"SGLANG_TRTLLM_MHA_DEBUG": "1", "G4DEBUG_LEAK_STEPS": "8"}
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
-    return side_by_side(
+    return WhenAsked(
         one=lambda: drive(folder / "one", DRIVER, "mtp", "1", seconds=300),
         plain=lambda: drive(folder / "plain", DRIVER, "plain", "2", seconds=300, **ARMED),
         mtp=lambda: drive(folder / "mtp", DRIVER, "mtp", "2", seconds=300, **ARMED),

@@ -118,7 +118,13 @@ def test_a_clean_up_that_fails_does_not_cost_the_dump(tmp_path, monkeypatch):
 @pytest.mark.engine
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU engine refuses CUDA machines")
 @pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="needs sglang")
-@pytest.mark.parametrize(("step", "left"), [("before link", ".tmp"), ("after unlink", ".pt")])
+@pytest.mark.parametrize(
+    ("step", "left"),
+    [
+        ("before link", ".tmp"),
+        pytest.param("after unlink", ".pt", marks=pytest.mark.long("one more")),
+    ],
+)
 def test_a_real_scheduler_is_killed_while_it_writes(tmp_path, step, left):
     """It stops in its first dump where killed_writers.py, loaded as a plugin, makes it."""
     from watched_engine import LIMIT, engine

@@ -73,6 +73,7 @@ def test_only_where_it_is_asked_for(lists):
     assert lists("draft-window-unfilled=on@mode=replay") == (RIGHT, [])
 
 
+@pytest.mark.long("two engines")
 @pytest.mark.engine
 @ENGINE[1]
 @ENGINE[2]

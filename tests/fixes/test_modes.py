@@ -113,7 +113,7 @@ long = pytest.mark.long("two engines for each kind of server")
     ("mtp", "radix", "chunk"),
     [
         ("mtp", "radix", "0"),
-        ("plain", "radix", "0"),
+        pytest.param("plain", "radix", "0", marks=long),
         *(
             pytest.param(mtp, radix, "128", marks=long)
             for mtp in ("mtp", "plain")

@@ -114,6 +114,7 @@ def test_a_healthy_server_with_mtp_decides_the_same_in_each_step(
     assert result["pages_compared"] >= 1
 
 
+@pytest.mark.long("an engine, and its replay")
 @pytest.mark.once("pages of one token are replayed alike on each release")
 @pytest.mark.parametrize(
     "mtp",
@@ -130,6 +131,7 @@ def test_pages_of_one_token(mtp: bool, tmp_path: Path, capsys: pytest.CaptureFix
     assert result["equal"] == result["steps"] == record.tape.steps > 10
 
 
+@pytest.mark.long("an engine, and its replay")
 def test_the_steps_up_to_one_of_them(
     healthy: TrapRecord, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -142,6 +144,7 @@ def test_the_steps_up_to_one_of_them(
     assert n.replace(" steps", "") in page.read_text()
 
 
+@pytest.mark.long("an engine, and its replay")
 @pytest.mark.once("priorities are on a tape alike on each release")
 @pytest.mark.parametrize(
     "more",
@@ -168,6 +171,7 @@ def test_no_priority_is_not_priority_0(
     assert result["equal"] == result["steps"] > 25
 
 
+@pytest.mark.long("an engine, and its replay")
 @pytest.mark.once("a salt is hashed alike on each release")
 def test_a_prompt_that_the_prefix_cache_keeps_apart_by_salts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -250,7 +254,7 @@ def test_a_tape_that_was_changed_is_told(
 
 @pytest.mark.parametrize(
     "mtp",
-    [True, pytest.param(False, marks=pytest.mark.once("without a draft less is on the tape"))],
+    [True, pytest.param(False, marks=pytest.mark.long("an engine, and its replay"))],
     ids=["mtp", "plain"],
 )
 def test_a_finding_comes_again(
@@ -412,6 +416,7 @@ def test_a_hang_of_the_newest_release_becomes_a_script(
     assert "g4debug." not in script.read_text().partition('"""\n\n')[2]
 
 
+@pytest.mark.long("an engine, and its replay")
 @pytest.mark.once("a tape loses its beginning alike on each release")
 def test_a_hang_of_a_server_whose_tape_has_lost_its_beginning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -573,6 +578,7 @@ def test_variables_by_which_the_host_decides_are_those_of_the_server(
     assert result["equal"] == result["steps"] == record.tape.steps > 30
 
 
+@pytest.mark.long("an engine, and its replay")
 @pytest.mark.once("a tape begins anew alike on each release")
 def test_a_server_that_had_a_grammar_is_replayed_from_where_its_tape_begins_anew(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -24,7 +24,7 @@ from g4debug.reporters import trace, way
 pytestmark = pytest.mark.once("a report is made without SGLang")
 
 RID = "r"
-SMALL, LARGE = 200, 800  # events
+SMALL, LARGE = 100, 400  # events
 
 
 def record(**parts: object) -> TrapRecord:

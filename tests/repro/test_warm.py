@@ -53,7 +53,10 @@ def until(true, what):
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.long("another signal"))],
+)
 def test_a_script_that_is_killed_leaves_no_process(tmp_path, number):
     script, sleeper, told = tmp_path / "script.py", tmp_path / "sleeper.py", tmp_path / "pid"
     script.write_text(textwrap.dedent(SCRIPT))

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import json
 import os
@@ -155,6 +156,37 @@ def dumps_in(folder: Path) -> list[TrapRecord]:
     """What ``drive`` and ``started`` left there, oldest first."""
     found = sorted((folder / "dumps").glob("*"), key=lambda p: p.stat().st_mtime_ns)
     return [reading.read(p) for p in found]
+
+
+class WhenAsked(Mapping[str, Any]):
+    """Runs by name. Each is made once, when a test asks for it; one that nobody asks for, never."""
+
+    def __init__(self, **runs: Callable[[], Any]) -> None:
+        self._runs = {name: functools.cache(_kept(run)) for name, run in runs.items()}
+
+    def __getitem__(self, name: str) -> Any:
+        found, error = self._runs[name]()
+        if error is not None:
+            raise error
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._runs)
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+
+def _kept(run: Callable[[], Any]) -> Callable[[], tuple[Any, BaseException | None]]:
+    """What it returns, and what it raises in place of that: nobody waits for it twice."""
+
+    def call() -> tuple[Any, BaseException | None]:
+        try:
+            return run(), None
+        except (Exception, pytest.fail.Exception) as e:
+            return None, e
+
+    return call
 
 
 def side_by_side(**runs: Callable[[], Any]) -> dict[str, Any]:

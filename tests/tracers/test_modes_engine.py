@@ -25,7 +25,7 @@ pytestmark = [
     ),
 ]
 SUPPORT = Path(class_meddler.__file__).parent
-MODES = ("raise", "contain", "log")
+MODES = ["raise", "contain", pytest.param("log", marks=pytest.mark.long("the third mode"))]
 ARMED = {
     "G4DEBUG_TRACE": "page-table,kv-allocator,spec-lifecycle,pool-leak,prefix-cache,kv-writes,"
     "flight-recorder",

@@ -57,6 +57,7 @@ def run(folder, budgets, fails=(0, 0), **environ):
     return found
 
 
+@pytest.mark.long("an engine of two ranks")
 def test_ranks_with_unlike_devices_agree_on_the_passes(tmp_path):
     """Alone, one of them would take 5 images in a pass, and the other 1."""
     first, second = run(tmp_path, budgets=(PLENTY, ONE))
@@ -70,6 +71,7 @@ def test_ranks_with_unlike_devices_agree_on_the_passes(tmp_path):
     assert second[1]["difference"] < 1e-5
 
 
+@pytest.mark.long("an engine of two ranks")
 def test_a_rank_that_runs_out_of_memory_does_not_hang_the_others(tmp_path):
     first, second = run(tmp_path, budgets=(PLENTY, PLENTY), fails=(0, 1))
     assert second[0] == 1, second[2][-2000:]

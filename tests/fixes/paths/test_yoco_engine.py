@@ -30,7 +30,7 @@ pytestmark = [
 # On speculative decoding v2, FROZEN_KV_MTP runs with overlap scheduling only.
 MTP = ["mtp"] if releases.has_v1_worker() else ["mtp", "overlap"]
 PROMPTS = 11  # of drive_yoco.py
-MORE = pytest.mark.long("a minute each; the three others cover the most of it")
+MORE = pytest.mark.long("two engines each; with a draft most of it is covered")
 
 
 def same_answers(on, off):
@@ -79,8 +79,8 @@ def unjudged(arguments):
     "arguments",
     [
         pytest.param(MTP, id="mtp"),
-        pytest.param([*MTP, "split"], id="mtp, prefill on triton"),
-        pytest.param(["overlap"], id="overlap, no MTP"),
+        pytest.param([*MTP, "split"], id="mtp, prefill on triton", marks=MORE),
+        pytest.param(["overlap"], id="overlap, no MTP", marks=MORE),
         pytest.param(["overlap", "mixed"], id="mixed chunks", marks=MORE),
         pytest.param(["triton"], id="triton alone, no overlap, no MTP", marks=MORE),
         pytest.param([*MTP, "tp"], id="mtp on two ranks", marks=MORE),

@@ -17,6 +17,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.long("an engine of two ranks")
 def test_a_rank_that_cannot_cut_ends_the_server(tmp_path):
     """The other one has cut its rows, and adds up with it in every KV-shared layer."""
     plugin = tmp_path / "plugin"

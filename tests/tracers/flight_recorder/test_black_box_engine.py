@@ -14,7 +14,7 @@ from pathlib import Path
 
 import installed_plugin
 import pytest
-from real_engine import ENGINE, Run, boxes, drive, dumps_in, side_by_side, started
+from real_engine import ENGINE, Run, WhenAsked, boxes, drive, dumps_in, started
 
 from g4debug import cli
 from g4debug.findings import black_box
@@ -46,10 +46,13 @@ def killed(
     )
 
 
+LONG = pytest.mark.long("an engine for each end")
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("killed")
-    found = side_by_side(
+    found = WhenAsked(
         forward=lambda: killed(folder / "forward", "forward", KILL, **ALL, G4DEBUG_TRACE=""),
         start=lambda: killed(folder / "start", "start", SEGV),
         idle=lambda: killed(folder / "idle", "idle", ABRT, "mtp", "1", "1", "wait", KILL_STEP="8"),
@@ -65,10 +68,25 @@ def runs(tmp_path_factory):
     ("name", "kind", "words"),
     [
         ("forward", "killed", "the scheduler was killed (SIGKILL)"),
-        ("start", "native-crash", "the scheduler died of signal 11 (SIGSEGV), outside of Python"),
-        ("idle", "native-crash", "the scheduler died of signal 6 (SIGABRT), outside of Python"),
-        ("write", "killed", "the scheduler was killed (SIGKILL)"),
-        ("exit", "gone", "the scheduler ended with exit code 3, and no exception was seen"),
+        pytest.param(
+            "start",
+            "native-crash",
+            "the scheduler died of signal 11 (SIGSEGV), outside of Python",
+            marks=LONG,
+        ),
+        pytest.param(
+            "idle",
+            "native-crash",
+            "the scheduler died of signal 6 (SIGABRT), outside of Python",
+            marks=LONG,
+        ),
+        pytest.param("write", "killed", "the scheduler was killed (SIGKILL)", marks=LONG),
+        pytest.param(
+            "exit",
+            "gone",
+            "the scheduler ended with exit code 3, and no exception was seen",
+            marks=LONG,
+        ),
     ],
 )
 def test_a_killed_scheduler_leaves_one_dump(runs, name, kind, words):

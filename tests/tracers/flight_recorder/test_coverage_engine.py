@@ -7,7 +7,7 @@ from pathlib import Path
 
 import installed_plugin
 import pytest
-from real_engine import ENGINE, Run, drive, side_by_side
+from real_engine import ENGINE, Run, WhenAsked, drive
 
 from g4debug.hooking import targets
 
@@ -42,7 +42,7 @@ def runs(tmp_path_factory):
         "CUDA_COREDUMP_FILE": str(dumps / "cuda_coredump_%h.%p.%t"),
     }
     armed = {"SGLANG_TRTLLM_MHA_DEBUG": "1"}
-    return side_by_side(
+    return WhenAsked(
         all=lambda: dying(folder / "all", "mtp", **armed, **core, G4DEBUG_LEAK_STEPS="3"),
         plain=lambda: dying(folder / "plain", "plain", **armed),
         some=lambda: dying(folder / "some", "mtp", G4DEBUG_TRACE="page-table,flight-recorder"),
@@ -107,6 +107,7 @@ def test_with_everything_armed_tables_and_pages_are_innocent(runs):
     assert [r.finding.check for r in runs["all"].dumps] == ["flight-recorder"]
 
 
+@pytest.mark.long("an engine for each way to know less")
 @pytest.mark.skipif(BARRIER, reason="with SGLang's barrier, ranges are not all that is checked")
 def test_where_only_ranges_were_checked_it_says_no_more(runs):
     record, lines, step = death(runs["plain"])
@@ -119,6 +120,7 @@ def test_where_only_ranges_were_checked_it_says_no_more(runs):
     assert "spec-lifecycle is off" not in lines[-1]  # it follows the sampled tokens
 
 
+@pytest.mark.long("an engine for each way to know less")
 @pytest.mark.skipif(not BARRIER, reason="only ranges are checked with overlap scheduling")
 def test_with_overlap_scheduling_and_no_draft_all_is_innocent(runs):
     _, lines, step = death(runs["plain"])
@@ -130,6 +132,7 @@ def test_with_overlap_scheduling_and_no_draft_all_is_innocent(runs):
     assert "spec-lifecycle is off" not in lines[-1]  # it follows the sampled tokens
 
 
+@pytest.mark.long("an engine for each way to know less")
 def test_a_tracer_that_was_not_armed_is_not_looked_at(runs):
     _, lines, step = death(runs["some"])
     assert lines[0] == (
@@ -140,6 +143,7 @@ def test_a_tracer_that_was_not_armed_is_not_looked_at(runs):
     assert "lost pages (pool-leak is not armed)" in lines[-1]
 
 
+@pytest.mark.long("an engine for each way to know less")
 def test_the_flight_recorder_alone_vouches_for_nothing(runs):
     record, _, _ = death(runs["alone"])
     assert record.finding.cause == "not known: no tracer reported anything before"
@@ -161,6 +165,7 @@ def test_a_hook_that_was_lost_takes_the_innocence_with_it(runs):
     assert [r.finding.check for r in runs["lost"].dumps] == ["flight-recorder"]
 
 
+@pytest.mark.long("an engine for each way to know less")
 def test_a_wrapper_outside_of_ours_is_named_and_nobody_vouches_for_what_it_changes(runs):
     """A monkeypatch at run time, which leads to our hook by its closure alone."""
     record, lines, step = death(runs["wrapped"])

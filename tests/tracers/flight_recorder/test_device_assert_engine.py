@@ -6,7 +6,7 @@ from pathlib import Path
 
 import installed_plugin
 import pytest
-from real_engine import ENGINE, Run, drive, side_by_side
+from real_engine import ENGINE, Run, WhenAsked, drive
 
 from g4debug.findings.record import Lookup
 
@@ -15,6 +15,7 @@ HERE = Path(__file__).parent
 DIE_AT = 6
 VOCABULARY, HALF = 512, 256  # of the CPU engine's toy model
 DRAFT = "the draft's token embedding"
+LONG = pytest.mark.long("an engine for each way to die")
 
 
 def asserting(folder: Path, mode: str = "mtp", **environ: str) -> Run:
@@ -27,7 +28,7 @@ def asserting(folder: Path, mode: str = "mtp", **environ: str) -> Run:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("engine")
-    return side_by_side(
+    return WhenAsked(
         start=lambda: asserting(folder / "start", SHARD="1", AT_START="1"),
         serving=lambda: asserting(folder / "serving", SHARD="1", DIE_AT=str(DIE_AT)),
         sound=lambda: asserting(folder / "sound", DIE_AT=str(DIE_AT)),
@@ -51,7 +52,9 @@ def span(x: Lookup) -> tuple[int, int, int, str]:
     return x.rows, x.low, x.high, x.verdict
 
 
-@pytest.mark.parametrize("name", ["start", "serving", "sound", "plain"])
+@pytest.mark.parametrize(
+    "name", ["start", "sound", *(pytest.param(n, marks=LONG) for n in ("serving", "plain"))]
+)
 def test_what_was_printed_is_in_the_dump_and_still_in_the_log(runs, name):
     record, _ = death(runs[name])
     (found,) = record.asserts
@@ -80,6 +83,7 @@ def test_a_draft_with_a_part_of_the_vocabulary_is_named_at_start(runs):
     assert "token ids 0 to 511 do not fit 256 rows" in first
 
 
+@LONG
 def test_a_draft_with_a_part_of_the_vocabulary_is_named_while_it_serves(runs):
     record, _ = death(runs["serving"])
     assert record.finding.location.step == DIE_AT
@@ -113,6 +117,7 @@ def test_where_everything_fits_nobody_is_accused(runs):
     assert record.geometry["vocab_size"] == VOCABULARY
 
 
+@LONG
 def test_prompts_of_the_first_prefill_are_cleared(runs):
     """The host made these ids, and nothing but prefills was under way."""
     record, found = death(runs["plain"])
@@ -124,6 +129,7 @@ def test_prompts_of_the_first_prefill_are_cleared(runs):
     assert DRAFT not in found
 
 
+@LONG
 def test_without_the_text_the_lookups_are_judged_all_the_same(runs):
     record, found = death(runs["silent"])
     assert record.asserts == ()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import releases
-from real_engine import ENGINE, NOHUP, TERMINAL, side_by_side
+from real_engine import ENGINE, NOHUP, TERMINAL, WhenAsked
 from watched_engine import HANG, LIMIT, Run, engine
 
 pytestmark = [*ENGINE, pytest.mark.once("what it tests is the same code on every release")]
@@ -37,7 +37,7 @@ def runs(tmp_path_factory):
     }
     if releases.has_v1_worker():
         some["crash"] = lambda: ended(folder / "crash", *crash, **off)
-    return side_by_side(**some)
+    return WhenAsked(**some)
 
 
 def test_a_dead_device_leaves_the_last_steps(runs):
@@ -84,7 +84,13 @@ def test_sglangs_own_crash_is_dumped_and_goes_on(runs):
     assert run.text.count(f"AttributeError: {error}") == 2  # ours and SGLang's
 
 
-@pytest.mark.parametrize("ignored", [TERMINAL, NOHUP], ids=["terminal", "nohup"])
+@pytest.mark.parametrize(
+    "ignored",
+    [
+        pytest.param(TERMINAL, id="terminal"),
+        pytest.param(NOHUP, id="nohup", marks=pytest.mark.long("the same, started another way")),
+    ],
+)
 def test_sigterm_to_a_hung_scheduler_leaves_a_dump_and_kills(tmp_path, ignored):
     # After so few steps the pace of the server is not known, so nothing is told before SIGTERM.
     hang = {"G4DEBUG_FAULTS": "delayed-step=2*off->1*on(600000)"}
@@ -136,6 +142,7 @@ def test_a_step_that_does_not_come_back_is_told_by_itself(tmp_path):
     assert len(run.dumps()) == 1
 
 
+@pytest.mark.long("an engine for each moment")
 def test_a_compiler_that_runs_in_the_middle_is_no_hang(tmp_path):
     """The same step, but for the compiler that the scheduler has started."""
     compiles = "delayed-step=8*off->1*compiles(15000)"
@@ -147,6 +154,7 @@ def test_a_compiler_that_runs_in_the_middle_is_no_hang(tmp_path):
     assert run.dumps() == []
 
 
+@pytest.mark.long("an engine for each moment")
 def test_sigterm_in_the_instant_in_which_a_suspended_process_goes_on(tmp_path):
     """docker pause, then docker stop."""
     faults = {"G4DEBUG_FAULTS": "delayed-step=50*on(400)", "G4DEBUG_HANG_SECONDS": "6"}

@@ -49,6 +49,7 @@ def test_a_chunk_that_is_never_admitted_is_told_with_the_reason(tmp_path, capsys
     assert "sglang #36458" in record.finding.cause
 
 
+@pytest.mark.long("two engines more")
 @pytest.mark.once("who leads is decided alike on each release")
 def test_two_tensor_parallel_ranks_that_stand_make_one_finding(tmp_path):
     run = drive(tmp_path, DRIVER, "parked_chunk_on_two_ranks", "12", **ALONE)
@@ -98,6 +99,7 @@ def test_what_only_looks_like_a_hang_is_not_told(tmp_path):
     assert run.dumps == []
 
 
+@pytest.mark.long("two engines more")
 @pytest.mark.skipif(not targets.matches(">=0.5.23"), reason="it was run on 0.5.23 only")
 def test_a_decode_server_of_disaggregation_that_is_healthy(tmp_path):
     run = drive(tmp_path, DRIVER, "received", str(2 * HANG), **ALONE, G4DEBUG_STARVED_STEPS="40")
@@ -105,6 +107,7 @@ def test_a_decode_server_of_disaggregation_that_is_healthy(tmp_path):
     assert run.dumps == []
 
 
+@pytest.mark.long("two engines more")
 @pytest.mark.skipif(not targets.matches(">=0.5.23"), reason="it was run on 0.5.23 only")
 def test_a_decode_server_that_never_has_room_is_told_with_the_reason(tmp_path):
     run = drive(tmp_path, DRIVER, "no_room", "15", **ALONE)

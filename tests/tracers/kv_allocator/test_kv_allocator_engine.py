@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from real_engine import ENGINE, drive, side_by_side
+from real_engine import ENGINE, WhenAsked, drive
 from releases import story
 
 from g4debug.hooking import targets
@@ -17,7 +17,7 @@ TRACE = {"G4DEBUG_TRACE": "kv-allocator"}
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """All engines, two at a time."""
+    """All engines."""
     folder = tmp_path_factory.mktemp("engine")
 
     def run(name, waves, **environ):
@@ -25,16 +25,18 @@ def runs(tmp_path_factory):
         return lambda: drive(folder / name, *command, **environ)
 
     contain = "seed=4;double-free=5%6*on;free-unallocated=5%3*on"
-    return side_by_side(
-        plain=run("plain", 4),
+    return WhenAsked(
+        plain=run("plain", 1),
+        plain_long=run("plain_long", 4),
         healthy=run("healthy", 4, **TRACE),
         contain=run("contain", 1, **TRACE, G4DEBUG_MODE="contain", G4DEBUG_FAULTS=contain),
         early=run("early", 1, **TRACE, G4DEBUG_FAULTS="early-swa-free=1*on"),
     )
 
 
+@pytest.mark.long("two engines with much load; test_page_table_engine.py has less")
 def test_a_healthy_workload_is_silent_and_its_tokens_are_the_same(runs):
-    run, plain = runs["healthy"], runs["plain"]
+    run, plain = runs["healthy"], runs["plain_long"]
     assert run.status == plain.status == 0, run.log[-3000:]
     assert "KV cache pool is full. Retract requests" in run.log  # it was hard enough
     assert run.dumps == []

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from real_engine import ENGINE, drive, side_by_side
+from real_engine import ENGINE, WhenAsked, drive
 
 pytestmark = ENGINE
 DRIVER = Path(__file__).with_name("drive_kv_engine.py")
@@ -19,10 +19,10 @@ TRACE = {"G4DEBUG_TRACE": "kv-integrity"}
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """All engines, two at a time."""
+    """All engines."""
     folder = tmp_path_factory.mktemp("engine")
     log = {**TRACE, "G4DEBUG_MODE": "log", "G4DEBUG_FAULTS": FAULTS}
-    return side_by_side(
+    return WhenAsked(
         plain=lambda: drive(folder / "plain", str(DRIVER)),
         armed=lambda: drive(folder / "armed", str(DRIVER), **TRACE),
         faults=lambda: drive(folder / "faults", str(DRIVER), **log),

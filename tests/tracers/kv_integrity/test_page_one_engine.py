@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from real_engine import ENGINE, drive, side_by_side
+from real_engine import ENGINE, WhenAsked, drive
 
 from g4debug.hooking import targets
 
@@ -35,9 +35,9 @@ FIRED = re.compile(r"g4debug fault \(seed=\d+\) ([a-z-]+) #1: (.*) \[step (\d+):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """All engines, two at a time."""
+    """All engines."""
     folder = tmp_path_factory.mktemp("engine")
-    return side_by_side(
+    return WhenAsked(
         sound=lambda: drive(folder / "sound", str(DRIVER), **TRACE),
         data=lambda: drive(folder / "data", str(DRIVER), **LOG, G4DEBUG_FAULTS=DATA),
         early=lambda: drive(folder / "early", str(DRIVER), **LOG, G4DEBUG_FAULTS=EARLY),

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from real_engine import ENGINE, drive, side_by_side
+from real_engine import ENGINE, WhenAsked, drive
 
 pytestmark = [*ENGINE, pytest.mark.once("what it tests is the same code on every release")]
 DRIVER = Path(__file__).with_name("drive_writes.py")
@@ -29,10 +29,13 @@ THREE = (
     "write-foreign=1*on@mode=target_verify@at=7"
 )
 
+LONG = pytest.mark.long("an engine for each fault")
+NAMES = [pytest.param(name, marks=() if name == "write-foreign" else LONG) for name in FAULTS]
+
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """All engines, two at a time."""
+    """All engines."""
     folder = tmp_path_factory.mktemp("engine")
 
     def run(name, driver=DRIVER, **environ):
@@ -49,7 +52,7 @@ def runs(tmp_path_factory):
         name: run(name, G4DEBUG_FAULTS=f"seed={SEED};{name}=on@mode=target_verify")
         for name in ("write-twice", "write-foreign")
     }
-    return side_by_side(
+    return WhenAsked(
         plain=run("plain"),
         contain=run("contain", **armed, G4DEBUG_MODE="contain", G4DEBUG_FAULTS=THREE),
         healthy=run("healthy", HEALTHY),
@@ -58,7 +61,7 @@ def runs(tmp_path_factory):
     )
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", NAMES)
 def test_without_the_tracer_the_user_is_told_nothing_of_it(runs, name):
     """Either an answer is wrong, or the server dies of something else."""
     run = runs[name]
@@ -70,7 +73,7 @@ def test_without_the_tracer_the_user_is_told_nothing_of_it(runs, name):
         assert "IndexError: index" in run.log  # on a GPU, an illegal memory access, or nothing
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", NAMES)
 def test_with_it_the_server_stops_in_that_step_and_names_the_token(runs, name):
     run = runs[f"{name} caught"]
     assert run.status != 0
@@ -113,6 +116,7 @@ def test_contain_mode_writes_to_the_right_place_and_the_answers_are_right(runs):
     assert run.result == runs["plain"].result
 
 
+@pytest.mark.long("two engines; test_modes_engine.py has a healthy one")
 def test_a_healthy_server_is_left_alone(runs):
     run, plain = runs["healthy_armed"], runs["healthy"]
     assert (run.status, plain.status) == (0, 0), run.log[-3000:]

@@ -8,7 +8,7 @@ from pathlib import Path
 import drive_tracers
 import pytest
 from drive_tracers import LENGTHS, OUTPUT
-from real_engine import ENGINE, drive, side_by_side
+from real_engine import ENGINE, WhenAsked, drive
 
 from g4debug.findings.record import TrapRecord
 from g4debug.hooking import targets
@@ -46,7 +46,7 @@ FIRED = re.compile(
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """All engines, two at a time."""
+    """All engines."""
     folder = tmp_path_factory.mktemp("engine")
 
     def run(name, driver=DRIVER, *arguments, **environ):
@@ -55,7 +55,7 @@ def runs(tmp_path_factory):
 
     each = ";".join([f"seed={SEED}", *(f"{name}={chain}" for name, (chain, _) in EACH.items())])
     models = str(folder / "models")
-    return side_by_side(
+    return WhenAsked(
         contain=run("contain", G4DEBUG_MODE="contain", G4DEBUG_FAULTS=f"seed=1;page-oob={CHAIN}"),
         raised=run("raised", G4DEBUG_FAULTS="seed=2;page-oob=1*on@mode=target_verify"),
         healthy=run("healthy", HEALTHY),
@@ -98,7 +98,10 @@ def test_the_history_of_a_page_is_in_the_dump(runs):
         assert record.finding.owner
 
 
-@pytest.mark.parametrize("name", ["healthy", "one_pool"])
+@pytest.mark.parametrize(
+    "name",
+    ["healthy", pytest.param("one_pool", marks=pytest.mark.long("a model without windows"))],
+)
 def test_a_healthy_server_is_left_alone(runs, name):
     """Prefix hits, chunked prefill, retraction through a small pool, aborts."""
     run = runs[name]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from drive_stream import PROMPT
-from real_engine import ENGINE, drive, side_by_side
+from real_engine import ENGINE, WhenAsked, drive
 
 pytestmark = [*ENGINE, pytest.mark.once("when tokens are sent is one hook for every release")]
 DRIVER = str(Path(__file__).with_name("drive_stream.py"))
@@ -30,7 +30,7 @@ def runs(tmp_path_factory):
     def run(name, **environ):
         return lambda: drive(folder / name, DRIVER, **environ)
 
-    return side_by_side(
+    return WhenAsked(
         clean=run("clean"),
         wrong=run("wrong", G4DEBUG_FAULTS=FAULT),
         armed=run("armed", G4DEBUG_FAULTS=FAULT, SGLANG_TRTLLM_MHA_DEBUG="1"),

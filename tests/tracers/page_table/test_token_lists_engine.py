@@ -9,7 +9,7 @@ from pathlib import Path
 import drive_tracers
 import pytest
 from drive_tracers import LENGTHS, OUTPUT
-from real_engine import ENGINE, drive, side_by_side
+from real_engine import ENGINE, WhenAsked, drive
 
 from g4debug.hooking import targets
 
@@ -56,10 +56,13 @@ ENGINES = {
     "page-1-plain": ("triton,triton", False, 1),
 }
 
+LONG = pytest.mark.long("an engine for each kind of server")
+NAMES = [pytest.param(name, marks=() if name == "split" else LONG) for name in ENGINES]
+
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """All engines, two at a time."""
+    """All engines."""
     folder = tmp_path_factory.mktemp("engine")
 
     def run(name, *command, armed=True, **environ):
@@ -74,7 +77,7 @@ def runs(tmp_path_factory):
 
     each = ";".join([f"seed={SEED}", *(f"{name}={chain}" for name, (chain, _) in EACH.items())])
     extend = "seed=3;token-oob=1*on@mode=extend"
-    return side_by_side(
+    return WhenAsked(
         each=run(
             "each", DRIVER, json.dumps(TRITON), G4DEBUG_MODE="contain", G4DEBUG_FAULTS=each,
             G4DEBUG_TRACE="page-table",
@@ -134,12 +137,13 @@ def test_raise_mode_stops_before_a_prefill_of_a_split_backend_reads_it(runs):
     assert run.log.index(record.finding.headline) < run.log.index("Scheduler hit an exception")
 
 
+@pytest.mark.long("an engine without tracers")
 def test_without_tracers_the_device_breaks(runs):
     assert runs["bare"].status != 0
     assert "illegal memory access" in runs["bare"].log
 
 
-@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_healthy_server_is_left_alone(runs, name):
     """Prefix hits, chunked prefill, retraction through a small pool, aborts.
 
@@ -155,7 +159,7 @@ def test_a_healthy_server_is_left_alone(runs, name):
     assert "Retract requests" in run.log
 
 
-@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_start_says_which_phase_runs_where(runs, name):
     backends, mtp, _ = ENGINES[name]
     prefill, decode = backends.split(",")

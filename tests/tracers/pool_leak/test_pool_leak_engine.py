@@ -30,6 +30,7 @@ def test_a_session_leaks_nothing(session):
     assert "pool-leak is off" not in session.log
 
 
+@pytest.mark.long("a pair of servers")
 def test_disaggregated_decode_leaks_nothing(tmp_path):
     run = drive(
         tmp_path,

@@ -116,7 +116,13 @@ def servers() -> dict[str, list[str]]:
     return found
 
 
-@pytest.fixture(scope="module", params=servers())
+LATE = pytest.mark.long("the load, the cases, and pages that come late")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=LATE if name == "late" else ()) for name in servers()],
+)
 def told(request):
     found = drive(*servers()[request.param])
     found["server"] = request.param
@@ -176,7 +182,7 @@ def test_a_census_finds_what_is_lost(told, case):
         assert "is in the list of free rows" in found["cause"], found
 
 
-@pytest.mark.parametrize("seed", [2, 3] if releases.is_newest() else [2])
+@pytest.mark.parametrize("seed", [2, pytest.param(3, marks=pytest.mark.long("another load"))])
 def test_whatever_sglang_finds_a_census_finds(seed):
     """With other loads, and in all kinds of cases: SGLang's own check is never alone."""
     cases = [case for case in LOST if case not in IN_PYTHON]

@@ -25,9 +25,14 @@ def test_a_healthy_engine_is_judged_and_nothing_is_found(tmp_path):
     ("fault", "check", "kinds"),
     [
         ("cached-page-alias=1*on", "prefix-cache", {"wrong-page"}),
-        ("insert-wrong-page=1*on", "prefix-cache", {"wrong-page"}),
-        ("insert-too-long=1*on", "prefix-cache", {"beyond"}),
-        ("protected-page=1*on", "prefix-cache", {"protected"}),
+        *(
+            pytest.param(fault, "prefix-cache", {kind}, marks=pytest.mark.long("a drill each"))
+            for fault, kind in (
+                ("insert-wrong-page=1*on", "wrong-page"),
+                ("insert-too-long=1*on", "beyond"),
+                ("protected-page=1*on", "protected"),
+            )
+        ),
     ],
 )
 def test_a_drill_is_told(tmp_path, fault, check, kinds):

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from real_engine import ENGINE, drive, side_by_side
+from real_engine import ENGINE, WhenAsked, drive
 
 pytestmark = [*ENGINE, pytest.mark.long("five engines of two ranks")]
 DRIVER = str(Path(__file__).with_name("drive_ranks.py"))
@@ -24,7 +24,7 @@ def runs(tmp_path_factory):
     def run(name: str, *arguments: str, **environ: str):
         return lambda: drive(folder / name, DRIVER, *arguments, seconds=500, **ARMED, **environ)
 
-    return side_by_side(
+    return WhenAsked(
         mtp=run("mtp", "mtp", SMALL, G4DEBUG_FAULTS=STRESS),
         plain=run("plain", "plain", SMALL, G4DEBUG_FAULTS="seed=3;forced-retract=3*on"),
         still=run("still", "plain", STILL, G4DEBUG_FAULTS="seed=3;forced-retract=3*on"),

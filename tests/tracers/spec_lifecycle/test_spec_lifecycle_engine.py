@@ -65,7 +65,12 @@ def test_a_sound_server_is_silent_and_its_tokens_are_the_same(tmp_path, load):
 
 
 @pytest.mark.parametrize(
-    "faults", [FAULTS, VALUES, FATAL], ids=["several", "of values", "a fatal one"]
+    "faults",
+    [
+        pytest.param(FAULTS, id="several"),
+        pytest.param(VALUES, id="of values", marks=pytest.mark.long("other faults")),
+        pytest.param(FATAL, id="a fatal one", marks=pytest.mark.long("other faults")),
+    ],
 )
 def test_a_fault_is_found_on_a_real_engine(tmp_path, faults):
     run = drive(
