@@ -13,7 +13,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import releases
 import torch
 
 from g4debug.hooking import targets
