@@ -149,6 +149,7 @@ def test_more_sections_than_a_file_can_have_are_refused():
     assert f"more than {elf.MOST}" in result(bytes(data))
 
 
+@pytest.mark.long("one kind of lines more")
 def test_lines_that_never_end_are_refused():
     """A unit of advances that make no row, as long as its section."""
     head = bytes([1, 1, 0xFB, 14, 10, 0, 1, 1, 1, 1, 0, 0, 0, 1]) + b"\0a\0\0\0\0\0"
@@ -174,7 +175,11 @@ def unit(head: bytes, body: bytes = b"") -> bytes:
         (unit(HEAD + b"a" * 8_000_000 + b"\0\0"), "longer than any file's"),
         (unit(HEAD + b"\0" + b"a\0\0\0\0" * 1_000_000 + b"\0"), "of more files than any kernel's"),
         # Units of many folders, each with room enough for itself.
-        (unit(HEAD + b"a\0" * 900_000 + NO_FILES) * 3, "more than any kernel's"),
+        pytest.param(
+            unit(HEAD + b"a\0" * 900_000 + NO_FILES) * 3,
+            "more than any kernel's",
+            marks=pytest.mark.long("one kind more"),
+        ),
         # An operation of 255 arguments, again and again.
         (unit(MANY, (b"\x0a" + b"\0" * 255) * 9000), "more than any kernel's"),
         (unit(HEAD + NO_FILES, b"\0\x80\x80\x40\x02" + b"\xff" * 1_000_000), "address .* too long"),

@@ -21,6 +21,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.long("a script that measures")
 def test_every_way_enters_files_of_ours(tmp_path):
     found = tmp_path / "found.json"
     run = subprocess.run(

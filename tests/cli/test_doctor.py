@@ -30,6 +30,7 @@ from g4debug.reporters.doctor import Diagnosis, Row
 from g4debug.settings import Settings
 from g4debug.tracers.page_table import canary
 
+MORE = pytest.mark.long("another signal")
 needs_sglang = pytest.mark.skipif(
     importlib.util.find_spec("sglang") is None, reason="SGLang is not installed"
 )
@@ -291,6 +292,7 @@ def test_no_dump_can_be_written(tmp_path: Path) -> None:
     assert flat.startswith(f"not ready: no dump can be written to {directory}: Not a directory")
 
 
+@pytest.mark.long("a doctor in a process of its own")
 @needs_sglang
 def test_a_folder_that_hides_the_package(tmp_path: Path) -> None:
     """It hides an editable install that is a finder, as it was without our package-dir."""
@@ -429,7 +431,13 @@ sys.meta_path.insert(0, Hang())
 
 
 @needs_sglang
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGTERM,
+        *(pytest.param(n, marks=MORE) for n in (signal.SIGHUP, signal.SIGKILL)),
+    ],
+)
 def test_a_probe_that_hangs_ends_with_doctor(tmp_path: Path, number: signal.Signals) -> None:
     (tmp_path / "sitecustomize.py").write_text(HANGING)
     command = [sys.executable, "-P", "-m", "g4debug", "doctor", "--no-canary"]

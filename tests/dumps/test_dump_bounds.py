@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import effort
 import pytest
 from hostile_dumps import REPEATED, by_torch, honest, of_opcodes, slow
 from record_strategies import same
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.once("reading a dump does not import SGLang")
 
 READER = Path(__file__).with_name("limited_reader.py")
 MIB = 1 << 20
-SLOW = sorted(slow(b"", MIB))
+SLOW = sorted(slow(b"", MIB))[:: 1 if effort.long else 3]
 
 
 class NoTensors:

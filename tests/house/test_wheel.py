@@ -206,6 +206,7 @@ def test_without_torch(laptop: Path, tmp_path: Path, command: str) -> None:
         assert done.returncode == 2
 
 
+@pytest.mark.long("a server's start; make beside does it, too")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU engine refuses CUDA machines")
 @pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="needs sglang")
 def test_doctor_loads_it_into_real_sglang(installed: Path, tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ def metrics(query: str) -> set[str]:
 
 def labels(query: str, text: str) -> set[str]:
     """The labels that a query selects and groups by, and that a text beside it shows."""
+    query = re.sub(r"__name__\s*=~?", "", query)  # Prometheus has it for every metric
     grouped = re.findall(r"\b(?:by|on) \(([^)]*)\)", query)
     selected = re.findall(r"(\w+)\s*(?:=~|!=|!~|=)\s*\"", query)
     shown = re.findall(r"\{\{\s*(?:\$labels\.)?(\w+)\s*\}\}", text)

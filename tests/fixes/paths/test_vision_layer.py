@@ -90,7 +90,13 @@ def same(got, wanted):
     torch.testing.assert_close(pooled, right, rtol=0, atol=2e-5 * largest)
 
 
-@pytest.mark.parametrize("finite", [False, True], ids=["no bounds", "finite bounds"])
+@pytest.mark.parametrize(
+    "finite",
+    [
+        pytest.param(False, id="no bounds", marks=pytest.mark.long("a tower for each")),
+        pytest.param(True, id="finite bounds"),
+    ],
+)
 @pytest.mark.parametrize(
     "shape", [{}, {"padded": 4}, {"width": 6, "batch": 2}], ids=["plain", "padded", "batch"]
 )
@@ -319,7 +325,9 @@ def frozen_heap():
 
 
 @pytest.mark.parametrize("ours", [False, True], ids=["sglang", "vision-layer"])
-@pytest.mark.parametrize(("width", "batch"), [(4, 1), (8, 3)])
+@pytest.mark.parametrize(
+    ("width", "batch"), [(4, 1), pytest.param(8, 3, marks=pytest.mark.long("a larger one"))]
+)
 def test_the_budget_of_a_pass_is_an_upper_bound(process, arm, monkeypatch, ours, width, batch):
     """What torch allocates and frees while the tower runs, against mm-batched-encoder's estimate.
 

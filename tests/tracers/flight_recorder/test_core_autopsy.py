@@ -401,7 +401,7 @@ def test_all_of_it_has_one_limit(tmp_path, says, monkeypatch, caplog, each, why)
     """A core dump that appears, is half of one, and is read again and again, each time slowly."""
     says(SLOWLY)
     monkeypatch.setattr(core_autopsy, "COMMAND", (*core_autopsy.COMMAND, str(each)))
-    for name, seconds in (("SECONDS", 600), ("WRITTEN", 600), ("APPEARS", 600), ("LIMIT", 8)):
+    for name, seconds in (("SECONDS", 600), ("WRITTEN", 600), ("APPEARS", 600), ("LIMIT", 4)):
         monkeypatch.setattr(core_autopsy, name, seconds)
     environ = armed(tmp_path)
     of(environ).write_bytes(b"co")

@@ -210,7 +210,13 @@ def test_a_dump_that_fails_is_told_and_does_not_keep_the_process(tmp_path):
     assert seconds < SOON
 
 
-@pytest.mark.parametrize("ignored", [TERMINAL, NOHUP], ids=["terminal", "nohup"])
+@pytest.mark.parametrize(
+    "ignored",
+    [
+        pytest.param(TERMINAL, id="terminal"),
+        pytest.param(NOHUP, id="nohup", marks=pytest.mark.long("started another way")),
+    ],
+)
 def test_stuck_with_the_gil_it_cannot_look_but_dies(tmp_path, ignored):
     status, seen, seconds, _ = run(tmp_path, "gil", ignored)
     assert (status, seen) == (-signal.SIGALRM, "")

@@ -21,7 +21,9 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("core", ["python", "rust"])
+@pytest.mark.parametrize(
+    "core", [pytest.param("python", marks=pytest.mark.long("the older core")), "rust"]
+)
 def test_the_end_of_a_prompt_becomes_the_end_of_a_node(core):
     """SGLang hands a prompt over again, after it has freed the pages that the cache had of it."""
     if targets.path("tree.prefix") is None:
