@@ -108,21 +108,26 @@ def test_a_killed_scheduler_leaves_one_dump(runs, name, kind, words):
     assert boxes(folder / name) == []
 
 
-def test_the_last_steps_are_there(runs):
-    _, found = runs
-    for name in ("forward", "idle", "write", "exit"):
-        (record,) = found[name].dumps
-        steps = [s.step for s in record.steps]
-        # Of the step that is half written when the scheduler dies, nothing is told.
-        last = {"idle": steps[-1], "write": 4}.get(name, 5)
-        assert steps == list(range(1, last + 1)), name
-        assert record.finding.location.step == last
-        for s in record.steps:
-            assert len(s.rids) == len(s.rows) == len(s.allocated) > 0
-            assert all(s.rids)
-        returned = "had returned" if name in ("idle", "write") else "had not returned"
-        assert returned in record.finding.got
-    (record,) = found["start"].dumps
+@pytest.mark.parametrize(
+    "name", ["forward", *(pytest.param(n, marks=LONG) for n in ("idle", "write", "exit"))]
+)
+def test_the_last_steps_are_there(runs, name):
+    (record,) = runs[1][name].dumps
+    steps = [s.step for s in record.steps]
+    # Of the step that is half written when the scheduler dies, nothing is told.
+    last = {"idle": steps[-1], "write": 4}.get(name, 5)
+    assert steps == list(range(1, last + 1)), name
+    assert record.finding.location.step == last
+    for s in record.steps:
+        assert len(s.rids) == len(s.rows) == len(s.allocated) > 0
+        assert all(s.rids)
+    returned = "had returned" if name in ("idle", "write") else "had not returned"
+    assert returned in record.finding.got
+
+
+@LONG
+def test_before_the_first_step_there_are_none(runs):
+    (record,) = runs[1]["start"].dumps
     assert record.steps == ()
     assert "start-up" in record.finding.headline
 
@@ -169,9 +174,8 @@ def test_what_the_user_or_sglang_has_set_stays(tmp_path, environ, flags, named):
 
 
 def test_no_prompt_and_no_token_is_in_a_box(runs):
-    for run in runs[1].values():
-        for record in run.dumps:
-            assert record.tape is None
+    for record in runs[1]["forward"].dumps:
+        assert record.tape is None
 
 
 @pytest.mark.parametrize("name", ["asked", "healthy"])
