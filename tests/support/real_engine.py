@@ -81,7 +81,8 @@ def started(
     """
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "log"
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("G4DEBUG_", "SGLANG_"))}
+    callers = ("G4DEBUG_", "SGLANG_", "PYTEST_")  # of pytest: which test happens to start it
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(callers)}
     environ = {**clean, "SGLANG_TRTLLM_MHA_DEBUG_DIR": str(folder / "dumps"), **environ}
     with log.open("wb") as sink:
         if cold or ignored:
