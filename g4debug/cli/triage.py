@@ -48,6 +48,7 @@ HELP = "find the first cause in a server's log, and what to do about it"
 
 VARIABLE = "SGLANG_TRTLLM_MHA_DEBUG_DIR"
 UNKNOWN = 1
+TERMINAL = "/dev/tty"  # of whoever typed the command, also where a log comes in a pipe
 _FILE = re.compile(r"\.[a-z0-9]{1,4}$")  # how a file's name ends, and no word of a log
 
 
@@ -186,15 +187,30 @@ def bundled(found: Verdict, args: argparse.Namespace) -> None:
         "may quote a client.",
         file=sys.stderr,
     )
-    if not args.yes:
-        if sys.stdin is None or not sys.stdin.isatty():
-            raise CliError("nothing was written: nobody can be asked here; --yes writes it")
-        print("Write it? [y/N] ", end="", file=sys.stderr, flush=True)
-        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-            print("g4debug: nothing was written", file=sys.stderr)
-            return
+    if not args.yes and not _agrees():
+        print("g4debug: nothing was written", file=sys.stderr)
+        return
     bundle.write(pieces, args.bundle)
     print(f"g4debug: wrote {args.bundle}", file=sys.stderr)
+
+
+def _agrees() -> bool:
+    """Ask whoever sits there: on standard input, or on their terminal if that is the log.
+
+    Raises CliError if nobody can be asked.
+    """
+    with contextlib.ExitStack() as opened:
+        asked = sys.stdin
+        if asked is None or not asked.isatty():
+            try:
+                asked = opened.enter_context(open(TERMINAL, encoding="utf-8", errors="replace"))
+                alone = os.tcgetpgrp(asked.fileno()) != os.getpgrp()  # a job in the background
+            except OSError:
+                alone = True
+            if alone:
+                raise CliError("nothing was written: nobody can be asked here; --yes writes it")
+        print("Write it? [y/N] ", end="", file=sys.stderr, flush=True)
+        return asked.readline().strip().lower() in ("y", "yes")
 
 
 def _is_file(what: str) -> bool:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import fcntl
 import gzip
 import io
 import json
+import os
+import pty
+import subprocess
 import sys
 import tarfile
+import termios
 from pathlib import Path
 
 import pytest
 from sample_trap import sample_record
 
 from g4debug import cli
+from g4debug.cli import triage
 from g4debug.dumps import heads, writing
 from g4debug.triage import bundle
 
@@ -98,10 +104,48 @@ def test_it_asks_first(answer, written, log, dumps, tmp_path, monkeypatch) -> No
 
 def test_where_nobody_can_be_asked_nothing_is_written(log, dumps, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("sys.stdin", io.StringIO())
+    monkeypatch.setattr(triage, "TERMINAL", str(tmp_path / "none"))
     out = tmp_path / "out.tar"
     assert cli.main(["triage", str(log), "--dumps", str(dumps), "--bundle", str(out)]) == 2
     assert "--yes" in capsys.readouterr().err
     assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("answer", "foreground", "written"),
+    [("y", True, True), ("n", True, False), ("y", False, False)],
+)
+def test_a_log_in_a_pipe_is_asked_about_on_the_terminal(
+    answer, foreground, written, log, dumps, tmp_path
+) -> None:
+    """As ``kubectl logs POD | g4debug triage --bundle out.tar``; in the background it asks nobody."""
+    out = tmp_path / "out.tar"
+    main, terminal = pty.openpty()
+
+    def sit_down() -> None:
+        os.setsid()
+        fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
+
+    command = [sys.executable, "-c", "import sys; from g4debug.cli import main; sys.exit(main())"]
+    if not foreground:
+        job = "import subprocess, sys; sys.exit(subprocess.call(sys.argv[1:], process_group=0))"
+        command = [sys.executable, "-c", job, *command]
+    words = ["triage", "--dumps", str(dumps), "--bundle", str(out)]
+    with log.open("rb") as stream, (tmp_path / "said").open("wb") as said:
+        process = subprocess.Popen(
+            [*command, *words],
+            stdin=stream,
+            stdout=said,
+            stderr=said,
+            preexec_fn=sit_down,
+        )
+        os.write(main, f"{answer}\n".encode())
+        code = process.wait(120)
+    os.close(main)
+    os.close(terminal)
+    text = (tmp_path / "said").read_text()
+    assert out.exists() is written, text
+    assert code == (0 if foreground else 2), text
 
 
 @pytest.mark.parametrize(
