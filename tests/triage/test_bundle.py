@@ -118,7 +118,7 @@ def test_where_nobody_can_be_asked_nothing_is_written(log, dumps, tmp_path, monk
 def test_a_log_in_a_pipe_is_asked_about_on_the_terminal(
     answer, foreground, written, log, dumps, tmp_path
 ) -> None:
-    """As ``kubectl logs POD | g4debug triage --bundle out.tar``; in the background it asks nobody."""
+    """As ``kubectl logs POD | g4debug triage --bundle out.tar``; no job in the background asks."""
     out = tmp_path / "out.tar"
     main, terminal = pty.openpty()
 
