@@ -52,8 +52,10 @@ def render(found: Verdict, console: Console) -> None:
     elif found.state == "elsewhere":
         _said(console, "It is", "known, and no matter of g4debug. " + found.advice, "bold")
     elif found.state == "several":
-        said = f"entries have these words; {calling.program()} triage N prints one:"
-        _said(console, "SEVERAL", said, "bold")
+        one = len(found.hits) == 1
+        said = "an entry has these words" if one else "entries have these words"
+        said += f"; {calling.program()} triage N prints {'it' if one else 'one'}:"
+        _said(console, "PERHAPS" if one else "SEVERAL", said, "bold")
         for hit in found.hits:
             _hit(hit, console)
         if found.more:
@@ -109,7 +111,7 @@ def _hit(hit: Hit, console: Console) -> None:
         _said(console, "", f"no matter of g4debug: {hit.text}{where}. {hit.advice}")
         return
     title = entries()[hit.entry].title
-    said = f": {hit.text}{where}" if hit.text != title else ""
+    said = f": {hit.text}{where}" if hit.text != title else where
     _said(console, "", f"{hit.entry}. {title}{said}")
 
 

@@ -18,6 +18,7 @@ from g4debug.triage.patterns import HOLE, PATTERNS, SEEN, texts
 
 MOST = 5
 SHORTEST = 3  # characters of a text that is looked for
+LOOSE = "if you mean that: its text has these words somewhere"
 
 
 @dataclass(frozen=True)
@@ -120,8 +121,12 @@ def _any_order(asked: str) -> Iterator[Hit]:
     for pattern in PATTERNS:
         if has(f"the server: {pattern.section}") and pattern.section in SEEN and pattern.entry:
             yield Hit(pattern.entry, pattern.section)
-    for read in (_title, _whole):
-        yield from (Hit(one.number, one.title) for one in entries().values() if has(read(one)))
+    for one in entries().values():
+        if has(one.title):
+            yield Hit(one.number, one.title)
+    for one in entries().values():
+        if has(_whole(one)):
+            yield Hit(one.number, one.title, where=LOOSE)
 
 
 def _entries(words: str) -> Iterator[Hit]:

@@ -390,3 +390,16 @@ def test_what_people_see_is_found_in_their_words(words: str, entries: set[int], 
 def test_entries_beyond_a_screen_are_counted(capsys) -> None:
     assert cli.main(["triage", "slow"]) == 0
     assert "more: give more words" in " ".join(capsys.readouterr().out.split())
+
+
+def test_words_that_an_entry_has_somewhere_do_not_print_it(capsys) -> None:
+    """Two common words stand in one entry by chance: it is offered, not told."""
+    assert cli.main(["triage", "some line", "--json"]) == 0
+    found = as_json(capsys)
+    assert (found["state"], found["entry"]) == ("several", None)
+    (hit,) = found["words_in"]
+    assert hit["where"] == "if you mean that: its text has these words somewhere"
+    cli.main(["triage", "some line"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "PERHAPS an entry has these words" in said
+    assert "only if you mean that" in said
