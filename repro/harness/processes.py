@@ -206,7 +206,8 @@ def run_child(
             progress(f"{phase}, {time.monotonic() - begin:.0f} s")
             with suppress(subprocess.TimeoutExpired):
                 status = process.wait(timeout=0.5)
-    data = json.loads(result.read_text()) if result.is_file() else {}
+    text = result.read_text() if result.is_file() else ""
+    data = json.loads(text) if text else {}  # one that failed may have begun the file
     return Outcome(name, status, time.monotonic() - begin, log, data)
 
 

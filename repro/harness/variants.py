@@ -146,14 +146,20 @@ def run_all(
 
             workload = f"{repro.module}:{variant.workload}"
             child, arguments = repro.child, {"workload": workload, "requests": requests}
-            if variant.replays:
-                dump = dump_path(done[variant.replays][0])
-                child, arguments = "harness.replaying", {"dump": str(dump)}
-            run = run_child(
-                name, child, arguments, environment, folder, timeout,
-                device=device, progress=progress,
-            )  # fmt: skip
-        verdict = variant.judge(run, done[variant.against][0] if variant.against in done else None)
+            dump = dump_path(done[variant.replays][0]) if variant.replays else None
+            if variant.replays and dump is None:
+                run = Outcome(name, None, 0, folder / f"{name}.log")
+                run.log.touch()
+                verdict = Verdict(False, f"{variant.replays} left no dump that could be replayed.")
+            else:
+                if variant.replays:
+                    child, arguments = "harness.replaying", {"dump": str(dump)}
+                run = run_child(
+                    name, child, arguments, environment, folder, timeout,
+                    device=device, progress=progress,
+                )  # fmt: skip
+                against = done[variant.against][0] if variant.against in done else None
+                verdict = variant.judge(run, against)
         done[name] = (run, verdict)
         after = f"It ended after {run.seconds:.0f} s"
         if verdict.good:

@@ -222,6 +222,38 @@ def test_a_demo_that_fails(repro, at_home, width):
     compare(f"demo-bad-{width}.txt", got)
 
 
+def test_where_a_demo_has_left_no_dump_none_is_replayed(repro, at_home, monkeypatch):
+    """As on a machine on which SGLang does not start at all."""
+    script, variants = repro("e4b_trtllm_mtp"), repro("harness.variants")
+
+    def died(name, child, arguments, *_, **__):
+        assert child != "harness.replaying", arguments
+        log = at_home / f"{name}.log"
+        log.write_text("RuntimeError: Unexpected error running 'lscpu'\n")
+        return repro("harness.processes").Outcome(name, 1, 2.0, log)
+
+    monkeypatch.setattr(variants, "run_child", died)
+    names = list(script.REPRO.variants)
+    done = variants.run_all(script.REPRO, names, "cpu", 0, 60.0, at_home, console(80))
+    assert list(done) == names
+    assert not any(verdict.good for _, verdict in done.values())
+    assert done["replayed"][1].what == "diagnosed left no dump that could be replayed."
+    variants.summary(script.REPRO, done, console(80))
+
+
+def test_a_child_that_only_began_to_write_its_result_has_none(repro, at_home, monkeypatch):
+    processes = repro("harness.processes")
+    monkeypatch.setattr(
+        processes,
+        "child",
+        lambda module, device, result, *_: [
+            sys.executable, "-c", f"open({str(result)!r}, 'w'); raise SystemExit(2)"
+        ],
+    )  # fmt: skip
+    run = processes.run_child("x", "module", {}, {}, at_home, 60.0, device="cuda", warm=False)
+    assert (run.status, run.result, run.completed) == (2, {}, False)
+
+
 def test_a_log_far_away_is_not_broken(repro):
     render = repro("harness.render")
     far = Path("/") / "/".join(["a-folder-with-a-long-name"] * 8) / "broken.log"
