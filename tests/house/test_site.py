@@ -109,6 +109,17 @@ def test_the_alerts_and_the_dashboard_ask_for_what_is_exported(tmp_path: Path) -
     assert asked == set(exported)  # each is shown somewhere
 
 
+def test_no_list_is_in_another_one(pages: ModuleType) -> None:
+    """GitHub nests by two spaces, and the site by four: it shows such a list at the same level."""
+    nested = [
+        f"{page}: {line}"
+        for page in pages.pages()
+        for line in (ROOT / page).read_text().splitlines()
+        if re.match(r" {1,3}[-*] \S", line)
+    ]
+    assert not nested
+
+
 def test_production_md_tells_how_many_rules_there_are() -> None:
     page = (ROOT / "docs" / "production.md").read_text()
     assert len(production_files.rules()) == 4
