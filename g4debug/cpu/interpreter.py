@@ -29,17 +29,18 @@ class Inspect(ModuleType):
         super().__init__("inspect")
         self.__dict__.update({k: v for k, v in vars(inspect).items() if k != "getmembers"})
         self._lengths: dict[object, set[int]] = {}
-        self._names: dict[object, set[str]] = {}
+        self._names: dict[object, list[str]] = {}
 
     def getmembers(self, owner: Any) -> list[tuple[str, Any]]:
         """owner: a module or class of ``triton.language``. Sorted by name."""
-        known = self._names.setdefault(owner, set())
         lengths = self._lengths.setdefault(owner, set())
         if len(vars(owner)) not in lengths:
             is_builtin = importlib.import_module("triton.language").core.is_builtin
-            known |= {name for name, member in inspect.getmembers(owner) if is_builtin(member)}
+            found = {name for name, member in inspect.getmembers(owner) if is_builtin(member)}
+            self._names[owner] = sorted(found.union(self._names.get(owner, ())))
             lengths.add(len(vars(owner)))
-        return [(name, getattr(owner, name)) for name in sorted(known) if hasattr(owner, name)]
+        # None, of a member that is gone, is no builtin.
+        return [(name, getattr(owner, name, None)) for name in self._names[owner]]
 
 
 def quicken() -> None:

@@ -83,7 +83,8 @@ class Unwrapper:
                 if not self._twice:
                     self._plain = True
                     return [data]
-                data = data[found.end() :] if (found := _STAMP.match(data)) is not None else data
+                if (found := _STAMP.match(data)) is not None:
+                    data = data[found.end() :]
         found = self._last.match(data) if self._last is not None else None
         if found is not None and data.startswith(b"[2", found.end()):  # as most lines are
             return [data[found.end() :]]

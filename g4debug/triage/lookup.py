@@ -121,12 +121,10 @@ def _any_order(asked: str) -> Iterator[Hit]:
     for pattern in PATTERNS:
         if has(f"the server: {pattern.section}") and pattern.section in SEEN and pattern.entry:
             yield Hit(pattern.entry, pattern.section)
-    for one in entries().values():
-        if has(one.title):
-            yield Hit(one.number, one.title)
-    for one in entries().values():
-        if has(_whole(one)):
-            yield Hit(one.number, one.title, where=LOOSE)
+    for read, where in ((_title, ""), (_whole, LOOSE)):
+        for one in entries().values():
+            if has(read(one)):
+                yield Hit(one.number, one.title, where=where)
 
 
 def _entries(words: str) -> Iterator[Hit]:
