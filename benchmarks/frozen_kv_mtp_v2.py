@@ -8,7 +8,8 @@
 One server for each variant: ``v1``, ``ours`` (``SGLANG_FROZEN_KV_MTP_V2=1``), ``ours-armed`` (the
 same with the default tracers), ``v1-blocks`` and ``ours-blocks`` (with hopper-extend-blocks, too).
 ``upstream`` is SGLang's own v2, from 0.5.14 on: on such a release it is the only variant; beside
-the others it runs in another environment, with the Python of --upstream-python. All are up
+the others it runs in another environment, with the Python of --upstream-python. ``off`` and ``on``
+are ``upstream`` with all performance paths of this release switched off, and on. All are up
 together, on one device, and are asked in turns, in an order of its own for each round. E4B's
 geometry (full layers' head_dim 256) with seeded weights, CUDA graphs, prefill on triton, decode on
 trtllm_mha, pages of 64.
@@ -55,6 +56,7 @@ VARIANTS = {
     "ours-blocks": Variant({**ON, **BLOCKS}, engine=OVERLAP),
     "upstream": Variant(engine=OVERLAP),
 }
+PATHS = {"off": "0", "on": "1"}  # the variants of the performance paths, and the switch of each
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "cuda": {**models.FOR_64, "max_total_tokens": 64 * 1000, "chunked_prefill_size": 8192,
              # Of the memory that is free at start; the pools are as large as the line above says.
@@ -62,6 +64,17 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "cpu": {"max_total_tokens": 4096},
 }  # fmt: skip
 PROFILED = {"cuda": 40, "cpu": 12}  # output tokens of a request that the profiler looks at
+
+
+def known(name: str) -> Variant:
+    """The variant of this name."""
+    if name not in PATHS:
+        return VARIANTS[name]
+    from decode_paths import paths
+
+    from g4debug.settings import fix_switch
+
+    return Variant({fix_switch(path): PATHS[name] for path in paths()}, engine=OVERLAP)
 
 
 def default_variants(upstream_python: str) -> list[str]:
@@ -100,10 +113,10 @@ def measure(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
         servers: dict[str, Server] = {}
         releases: dict[str, str] = {}
         for name in args.variants:
-            known = VARIANTS[name]
-            engine = {**shared, **known.engine, "nccl_port": free_port()}
+            given = known(name)
+            engine = {**shared, **given.engine, "nccl_port": free_port()}
             variant = replace(
-                known, environment={**environment, **known.environment}, engine=engine,
+                given, environment={**environment, **given.environment}, engine=engine,
                 python=args.upstream_python if name == "upstream" else "",
             )  # fmt: skip
             servers[name] = Server(name, variant, args.device, folder)
@@ -183,9 +196,10 @@ def main() -> int:
         print("\n".join(table([row for path in args.table for row in results.read(path)[1]])))
         return 0
     args.variants = args.variants or default_variants(args.upstream_python)
-    unknown = set(args.variants) - set(VARIANTS)
+    unknown = set(args.variants) - set(VARIANTS) - set(PATHS)
     if unknown:
-        parser.error(f"unknown variants {sorted(unknown)}; known: {', '.join(VARIANTS)}")
+        names = ", ".join([*VARIANTS, *PATHS])
+        parser.error(f"unknown variants {sorted(unknown)}; known: {names}")
     args.batches = args.batches or ([1, 8, 64] if args.device == "cuda" else [1, 4])
     args.tokens = args.tokens or (300 if args.device == "cuda" else 24)
     with tempfile.TemporaryDirectory(prefix="g4debug-v2-") as folder:

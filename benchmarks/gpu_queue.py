@@ -3,8 +3,8 @@
     python benchmarks/gpu_queue.py JOBS --seconds 540 --out FOLDER [--shares 3]
 
 JOBS has a line for each command: ``name | GPUs | share | command``. GPUs is 1 or 2; a command for
-two gets two neighbours for itself alone. A GPU has --shares shares: a server of E4B takes 1, one of
-gpt-oss 20B 1.9. Commands begin in the order of the file as soon as there is room, each with its own
+two takes its share of each of two neighbours. A GPU has --shares shares: a server of E4B takes 1,
+one of gpt-oss 20B 1.9, and a measurement, which wants its GPU for itself, all of them. Commands begin in the order of the file as soon as there is room, each with its own
 CUDA_VISIBLE_DEVICES, its GPU's part of the processor cores, and a TMPDIR of its own. Commands for
 two GPUs keep others waiting, so write them last unless they matter most.
 
@@ -68,14 +68,15 @@ def read(path: Path) -> list[Job]:
     return found
 
 
-def room(free: Sequence[float], job: Job, whole: float) -> tuple[int, ...]:
-    """The GPUs that a job gets now: the emptiest one, or two neighbours that are empty. () if none.
+def room(free: Sequence[float], job: Job) -> tuple[int, ...]:
+    """The GPUs that a job gets now: the emptiest one, or two neighbours with room. () if none.
 
     free: the shares that are left of each GPU.
     """
+    free = [round(shares, 6) for shares in free]  # 5 - 1.9 - 1 + 1.9 + 1 is not quite 5
     if job.gpus == 2:
         pairs = ((a, a + 1) for a in range(0, len(free) - 1, 2))
-        return next((pair for pair in pairs if all(free[gpu] == whole for gpu in pair)), ())
+        return next((pair for pair in pairs if all(free[gpu] >= job.share for gpu in pair)), ())
     best = max(range(len(free)), key=lambda gpu: free[gpu])
     return (best,) if free[best] >= job.share else ()
 
@@ -148,20 +149,20 @@ def main() -> int:
     try:
         while (waiting or running) and time.monotonic() < limit:
             for job in list(waiting):
-                where = room(free, job, args.shares)
+                where = room(free, job)
                 if where:
                     waiting.remove(job)
                     running.append(start(job, where, args.out, gpus))
                     begun[job.name] = {}
                     for gpu in where:
-                        free[gpu] -= args.shares if job.gpus == 2 else job.share
+                        free[gpu] -= job.share
             for one in list(running):
                 children(one, begun[one.job.name])
                 if one.process.poll() is not None:
                     running.remove(one)
                     end(one, begun[one.job.name])
                     for gpu in one.where:
-                        free[gpu] += args.shares if one.job.gpus == 2 else one.job.share
+                        free[gpu] += one.job.share
                     table.append((one.job.name, str(one.process.returncode), one.seconds))
                     with done.open("a") as file:
                         file.write(f"{one.job.name}\n")

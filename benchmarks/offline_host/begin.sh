@@ -2,7 +2,7 @@
 # bash benchmarks/offline_host/begin.sh PARTS TARGET JOBS OUT SECONDS [MORE ...]
 # On the GPU host, in the clone: puts PARTS (pack.py's) together in TARGET, if it is not there yet, lets SGLang
 # find g4debug there and in MORE (folders of other releases), and begins with JOBS (see gpu_queue.py) in a session
-# of its own, so that they go on when this shell ends. If a server would run without g4debug, nothing is begun: its
+# of its own, so that they go on when this shell ends. A GPU has five shares. If a server would run without g4debug, nothing is begun: its
 # exit code is 1.
 set -euo pipefail
 parts=$1 target=$2 jobs=$3 out=$4 seconds=$5; shift 5
@@ -22,7 +22,7 @@ sys.exit(0 if found else "SGLang finds no plugin g4debug here, so that nothing w
 EOF
 export RESULTS="$out/results"; mkdir -p "$RESULTS"
 cd "$here"
-setsid nohup python3 benchmarks/gpu_queue.py "$jobs" --seconds "$seconds" --out "$out" \
+setsid nohup python3 benchmarks/gpu_queue.py "$jobs" --seconds "$seconds" --out "$out" --shares 5 \
   > "$out/queue.out" 2>&1 < /dev/null &
 sleep 5
 # A queue that ends at once has a reason that should be read now.
