@@ -4,9 +4,10 @@
 
 JOBS has a line for each command: ``name | GPUs | share | command``. GPUs is 1 or 2; a command for
 two takes its share of each of two neighbours. A GPU has --shares shares: a server of E4B takes 1,
-one of gpt-oss 20B 1.9, and a measurement, which wants its GPU for itself, all of them. Commands begin in the order of the file as soon as there is room, each with its own
-CUDA_VISIBLE_DEVICES, its GPU's part of the processor cores, and a TMPDIR of its own. Commands for
-two GPUs keep others waiting, so write them last unless they matter most.
+one of gpt-oss 20B 1.9, and a measurement, which wants its GPU for itself, all of them. Commands
+begin in the order of the file as soon as there is room, each with its own CUDA_VISIBLE_DEVICES, its
+GPU's part of the processor cores, and a TMPDIR of its own. A command that wants a whole GPU waits
+as long as smaller ones that are behind it find room, so write these where they may go first.
 
 A name that was done in an earlier call with the same --out is left out. At the limit what still
 runs is ended, with all its processes, and the table says "cut". Exit code 0 if all were run and
