@@ -19,7 +19,7 @@ import torch
 
 from g4debug import cpu, discovery
 from g4debug.dumps import reading
-from g4debug.tracers.spec_lifecycle.tracer import ON_GPU
+from g4debug.tracers.spec_lifecycle.tracer import NOT_FOLLOWED
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "repro"))
 from suites.healthy.run import trouble
@@ -98,7 +98,7 @@ def test_a_healthy_server(tmp_path: Path, plain: dict[str, Any], mode: str) -> N
     for name in TRACERS:
         said = told[name]
         assert not said["off"], said
-        assert not any(ON_GPU in limit["why"] for limit in said["limits"]), said["limits"]
+        assert not any(NOT_FOLLOWED in limit["why"] for limit in said["limits"]), said["limits"]
         judged = {c["what"]: c["count"] for c in said["checked"]}
         print(f"{mode}: {name} judged {judged}; limits: {said['limits']}")
         assert sum(n for what, n in judged.items() if what != "steps") > 100, judged
