@@ -26,7 +26,7 @@ from g4debug.ledger.callsite import caller
 from g4debug.ledger.page_history import SHOWN
 from g4debug.ledger.pool_registry import PoolRegistry
 from g4debug.ledger.shadow import HELD
-from g4debug.ledger.token_rows import NOBODY, Kind, Share, TokenRows
+from g4debug.ledger.token_rows import NOBODY, Each, Kind, Share, TokenRows
 from g4debug.trapping.trap import TrapError
 
 LOOK = 8  # steps between two checks of the pages that sequences continue in, on a GPU
@@ -200,6 +200,13 @@ class AllocHooks:
             given = pages[share.first : share.end]
             yield partial(enter, given, request=share.rid, positions=share.positions)
 
+    def _one_each(self, pool: PoolLedger, kind: str, pages: Pages, each: Each, where: str) -> None:
+        """Enter that each request got one of these pages, in their order."""
+        rids, positions = each.rids, each.positions
+        alike = len(pages) == len(rids)
+        if not alike or not self.ledger.enter_each(pool, kind, pages, rids, positions, where):
+            _all(*self._entries(pool, kind, pages, each.shares(), where))
+
     def _may_skip(self, pool: PoolLedger, out: torch.Tensor, step: Plan) -> bool:
         """True if the pages that the rows continue in need no check this time."""
         if pool.name != "swa":
@@ -250,9 +257,12 @@ class AllocHooks:
         batch, kind = self.ledger.allocating, self.kind
         by_token = pool.page_size == 1 and batch is not None
         rows = TokenRows(batch, kind) if by_token and kind is not None else None
-        shares = (rows.shares(int(need_size)) if rows is not None else ()) or (NOBODY,)
+        each = rows.each(int(need_size)) if rows is not None else None
+        shares: tuple[Share, ...] = ()
+        if each is None:
+            shares = (rows.shares(int(need_size)) if rows is not None else ()) or (NOBODY,)
         if pool.name == "full":
-            self._own_tokens(out, pool.page_size, shares)
+            self._own_tokens(out, pool.page_size, shares, each)
         if rows is not None and any(share.positions is None for share in shares):
             self.ledger.status.limit(
                 "whose token is in a page, and which one",
@@ -265,9 +275,12 @@ class AllocHooks:
         def enter(tokens: Pages) -> None:
             lists.entered += 1
             pages = tokens[:: pool.page_size] // pool.page_size
-            entries = self._entries(pool, "alloc", pages, shares, where)
             strays = partial(self._strays, pool, "alloc", tokens, where, pages)
-            _all(strays, *entries, partial(self._pair, pool, pages, _NONE, tokens))
+            pair = partial(self._pair, pool, pages, _NONE, tokens)
+            if each is None:
+                _all(strays, *self._entries(pool, "alloc", pages, shares, where), pair)
+            else:
+                _all(strays, partial(self._one_each, pool, "alloc", pages, each, where), pair)
 
         self.ledger.post(out, self.registry.once(enter))
 
@@ -286,13 +299,18 @@ class AllocHooks:
         size = pool.page_size
         owners.give(out, step.new, rows, [position // size for position in step.positions])
 
-    def _own_tokens(self, out: torch.Tensor, page_size: int, shares: Sequence[Share]) -> None:
+    def _own_tokens(
+        self, out: torch.Tensor, page_size: int, shares: Sequence[Share], each: Each | None
+    ) -> None:
         """The same for whole pages, of which it is only known for whom they are if ``shares`` say.
 
-        With those, a page is one token.
+        With those, and with ``each``, a page is one token.
         """
         owners = self.ledger.owners
         if owners is None:
+            return
+        if each is not None:
+            owners.give(out, list(range(len(each.rows))), each.rows, each.positions.tolist())
             return
         rows, columns = [], []
         for share in shares:

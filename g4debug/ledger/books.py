@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -144,6 +145,30 @@ class PoolLedger:
             self.owner[page] = request
             self.position[page] = position
             self.partner[page] = 0
+
+    def are_new(self, pages: Pages) -> bool:
+        """True if all of these are pages of this pool that are not held, each given once."""
+        if not len(pages) or pages.min() <= 0 or pages.max() >= self.pages:
+            return False
+        return not self.held[pages].any() and len(distinct(pages)) == len(pages)
+
+    def enter_each(
+        self, pages: Pages, serial: int, requests: Sequence[str], positions: Pages
+    ) -> None:
+        """The same as :meth:`enter` of each page alone, with the next serial number each.
+
+        The pages are new (:meth:`are_new`), and each is handed out to the request at its place.
+        """
+        turns = self._turn[pages]
+        self.recent[pages, turns % DEPTH] = np.arange(serial, serial + len(pages))
+        self._turn[pages] = turns + 1
+        self.held[pages] = self.ever[pages] = True
+        self.owner[pages] = requests
+        self.position[pages] = positions
+        self.partner[pages] = 0
+        for request, page in zip(requests, pages.tolist(), strict=True):
+            if request:
+                self.ends_in(request, page)
 
     def inside(self, pages: Pages) -> Pages:
         """Selects from ``pages`` the ones in this pool, without the reserved page 0.

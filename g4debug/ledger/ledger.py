@@ -10,7 +10,7 @@ the device, the shadow (:mod:`g4debug.ledger.shadow`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -39,6 +39,9 @@ DOUBTS = 16  # more than so many that are not forgotten yet: the ledger is given
 # Called with (pool, event, all pages of the event) before the event changes the ledger. If pages
 # are about to be freed, a listener may return the pages to free instead.
 Listener = Callable[[PoolLedger, PageEvent, Pages], "Pages | None"]
+# Called with (pool, events, pages) where each page is handed out to another request, and each is a
+# free page of the pool, given once: in place of one call for each event.
+Fresh = Callable[[PoolLedger, Sequence[PageEvent], Pages], None]
 # Called when SGLang asks to free full pages, with whether that waits for the end of a free group.
 # It may return a function that judges them (:data:`Judge`), if it has something to say about this.
 Asked = Callable[[bool], "Judge | None"]
@@ -74,6 +77,7 @@ class Ledger:
         self.history, self.last_events = self.log.history, self.log.last
         self.transport = IndexTransport(recorder)
         self.listeners: list[tuple[Listener, tuple[str, ...]]] = []  # with their kinds of events
+        self._fresh: dict[Listener, Fresh] = {}
         self.asked: list[Asked] = []
         self.batch: Any = None
         self.allocating: Any = None
@@ -104,9 +108,14 @@ class Ledger:
 
     # --- what happens --------------------------------------------------------------------
 
-    def listen(self, listener: Listener, *kinds: str) -> None:
-        """Call a listener for each event, or only for events of these kinds."""
+    def listen(self, listener: Listener, *kinds: str, fresh: Fresh | None = None) -> None:
+        """Call a listener for each event, or only for events of these kinds.
+
+        fresh: what is called instead, once, in :meth:`enter_each`.
+        """
         self.listeners.append((listener, kinds))
+        if fresh is not None:
+            self._fresh[listener] = fresh
 
     def enter(
         self,
@@ -148,16 +157,65 @@ class Ledger:
                 self._entered.step = event.step
         return pages
 
+    def enter_each(
+        self,
+        pool: PoolLedger,
+        kind: str,
+        pages: Pages,
+        requests: Sequence[str],
+        positions: Pages,
+        caller: str,
+    ) -> bool:
+        """Enter that each of these pages was handed out to the request at the same place.
+
+        The same as an :meth:`enter` of each page, in a fraction of the time: with pages of one
+        token a decode hands a page to each request, in each step. False, and nothing is entered, if
+        something is wrong with one of them: then it takes an event of its own to say with which.
+
+        positions: int64 [pages], the position of each page's token in its request.
+        """
+        if not pool.are_new(pages):
+            return False
+        step, name = self._step(), pool.name
+        events = [
+            PageEvent(step, kind, name, (page,), 1, request, caller)
+            for page, request in zip(pages.tolist(), requests, strict=True)
+        ]
+        try:
+            for listener, kinds in self.listeners:
+                if kinds and kind not in kinds:
+                    continue
+                fresh = self._fresh.get(listener)
+                if fresh is not None:
+                    fresh(pool, events, pages)
+                    continue
+                for at, event in enumerate(events):
+                    listener(pool, event, pages[at : at + 1])
+        finally:
+            log = self.log
+            log.events.extend(events)
+            if log.also is not None:
+                for event in events:
+                    log.also(event)
+            pool.enter_each(pages, log.serial, requests, positions)
+            log.serial += len(events)
+            self._entered.count += len(events)
+            self._entered.step = step
+        return True
+
     def event(self, pool: PoolLedger, kind: str, pages: Pages, **words: Any) -> PageEvent:
         """An event in this step, or in the step that posted the indices that are entered now.
 
         words: str each: the request, the caller of the allocator, and a note.
         """
-        step, count = self.transport.step, len(pages)
-        if step is None:
-            step = self.recorder.step + self.recorder.preparing
+        count = len(pages)
         named = pages if count <= SHOWN else pages[:SHOWN]
-        return PageEvent(step, kind, pool.name, tuple(named.tolist()), count, **words)
+        return PageEvent(self._step(), kind, pool.name, tuple(named.tolist()), count, **words)
+
+    def _step(self) -> int:
+        """The step of an event that is entered now."""
+        step = self.transport.step
+        return self.recorder.step + self.recorder.preparing if step is None else step
 
     # --- indices on their way to the host --------------------------------------------------
 

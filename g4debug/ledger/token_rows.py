@@ -42,6 +42,22 @@ class Share(NamedTuple):
     row: int = -1
 
 
+class Each(NamedTuple):
+    """An allocation of one token for each of several requests, in their order.
+
+    rids, rows: as in :class:`Share`. positions: int64 [requests].
+    """
+
+    rids: list[str]
+    rows: list[int]
+    positions: Pages
+
+    def shares(self) -> tuple[Share, ...]:
+        """The same as shares, one for each request."""
+        known = zip(self.rids, self.rows, self.positions.tolist(), strict=True)
+        return tuple(Share(rid, at, at + 1, [p], row) for at, (rid, row, p) in enumerate(known))
+
+
 NOBODY = Share("", 0, None, None)
 
 
@@ -68,6 +84,17 @@ class TokenRows:
                 found.append(Share(str(request.rid), at, at + count, positions, row))
             at += count
         return tuple(found)
+
+    def each(self, tokens: int) -> Each | None:
+        """The requests that get a token each, in a decode; None if it is another allocation."""
+        requests = self.batch.reqs
+        if self.kind != "decode" or tokens != len(requests):
+            return None
+        begins, counts = self._lengths(tokens, tokens)
+        if len(begins) != tokens or not len(counts) or counts[0] != 1:
+            return None
+        rids = [str(request.rid) for request in requests]
+        return Each(rids, req_kv.column(requests, req_kv.ROW), begins)
 
     def _lengths(self, tokens: int, rows: int) -> tuple[Pages, Pages]:
         """int64 [rows]: the tokens that each row has already, and the tokens that it gets."""

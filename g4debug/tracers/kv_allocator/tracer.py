@@ -28,7 +28,7 @@ Everything else cannot be undone safely, and is only reported.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -96,7 +96,7 @@ class KvAllocatorTracer:
         self._others = context.status.tally("other events")
 
     def install(self) -> None:
-        self.ledger.listen(self.listen)
+        self.ledger.listen(self.listen, fresh=self.listen_to_fresh)
         self.ledger.asked.append(self.asked)
         self.context.before("scheduler.init", self.before_scheduler_init)
         self.context.before("scheduler.run_batch", self.before_run_batch)
@@ -197,6 +197,12 @@ class KvAllocatorTracer:
             if len(loose):
                 self._report(pool, event, Violation("maps-freed", loose))
         return None
+
+    def listen_to_fresh(self, pool: PoolLedger, events: Sequence[PageEvent], pages: Pages) -> None:
+        """Pages that were handed out one by one, and are new: count them, for nothing is wrong."""
+        if not self._unjudged:
+            tally = self._tallies.get(events[0].kind, self._others)
+            tally.count, tally.step = tally.count + len(events), self.context.recorder.step
 
     def _unmapped(self, pool: PoolLedger, event: PageEvent, pages: Pages) -> Pages | None:
         """Judge the mapping of the full pages that lose their SWA pages ``pages``."""

@@ -23,6 +23,7 @@ is reported, the log says so, and the page's entry is forgotten.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -129,7 +130,8 @@ class PrefixCacheTracer:
         context.before("scheduler.run_batch", self.before_run)
         context.before("cache.release", self.before_release)
         context.before("batch.evict_swa", self.before_evict)
-        self.ledger.listen(self.listen, *GIVES, "free", "clear", "restore")
+        kinds = (*GIVES, "free", "clear", "restore")
+        self.ledger.listen(self.listen, *kinds, fresh=self.listen_to_fresh)
 
     # --- which prefix caches -----------------------------------------------------------------
 
@@ -194,6 +196,10 @@ class PrefixCacheTracer:
             self.contents.clear()
         else:
             self.contents.forget(pages)
+
+    def listen_to_fresh(self, pool: PoolLedger, events: Sequence[PageEvent], pages: Pages) -> None:
+        """Pages that were handed out one by one, see :meth:`Ledger.enter_each`."""
+        self.listen(pool, events[0], pages)
 
     def before_result(self, *args: Any, **kwargs: Any) -> None:
         # Pages that were handed out for this step are judged before its tokens leave the server.
