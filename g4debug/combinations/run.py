@@ -155,7 +155,7 @@ RUNS: tuple[Run, ...] = (
     Run("Llama", MHA, NO_WINDOW, _MHA, ("flashinfer",), _PLAIN, _ON_H100,
         _soak("--model llama --backend flashinfer")),
     Run("gpt-oss", SINKS, SWA_POOL, _SWA, (*_BOTH, "fa3"), _PLAIN, _NEW, _TOYS),
-    Run("gpt-oss", SINKS, SWA_POOL, _SWA, ("fa3",), _PLAIN, _ON_H100, _soak("--model gpt-oss")),
+    Run("gpt-oss", SINKS, SWA_POOL, _SWA, ("fa3",), _PLAIN, _ON_BOTH, _soak("--model gpt-oss")),
     Run("gpt-oss", SINKS, SWA_POOL, _SWA, ("triton",), _PLAIN, _ON_H200,
         _soak("--model gpt-oss --backend triton")),
     Run("DeepSeek", MLA, NO_WINDOW, _MLA,

@@ -56,9 +56,12 @@ CASES = {
     "a page table, in a prefill": Case(
         f"{E4B}:ONE_BACKEND", "page-oob=1*on@mode=extend@step=2", written_over=True
     ),
-    "a list of tokens": Case(f"{E4B}:TRITON", "token-oob=1*on"),
-    "a page table, without CUDA graphs": Case(f"{E4B}:EAGER", "page-oob=1*on@mode=decode"),
-    # On a H200 with 0.5.23, its core dump told the row and the buffer, and no page.
+    # Which registers a warp has left when it stops is chance: of these three the page was named in
+    # some runs on a H200 with 0.5.23, and only the row and the buffer in others.
+    "a list of tokens": Case(f"{E4B}:TRITON", "token-oob=1*on", written_over=True),
+    "a page table, without CUDA graphs": Case(
+        f"{E4B}:EAGER", "page-oob=1*on@mode=decode", written_over=True
+    ),
     "a list of tokens, without CUDA graphs": Case(
         f"{E4B}:EAGER", "token-oob=1*on@mode=target_verify", written_over=True
     ),
