@@ -1,6 +1,6 @@
 """Draws where the time of a decode step goes, from traces of SGLang's profiler.
 
-    python benchmarks/timeline.py --cut TRACE... --out FILE.csv [--steps 3]
+    python benchmarks/timeline.py --cut TRACE... --out FILE.csv [--kernels FILE.csv] [--steps 3]
     python benchmarks/timeline.py FILE.csv [--batch 1] [--out FILE.svg]
 
 frozen_kv_mtp_v2.py --timeline writes the traces: <variant>-<batch>.trace.json.gz. --cut takes some
@@ -9,6 +9,9 @@ which verifies the drafted tokens, to the first kernel of the next. The second c
 medians of a step, and draws a batch size: for each variant one line for the GPU and one for the
 scheduler's host. A kernel of the longest kind of graph is the target's, one of another graph is the
 draft's, and one outside of a graph is neither's.
+
+--kernels writes how often each kernel ran in a step, and how long, and prints the sums by what the
+kernel does, which its name tells. floor.py says how long a step takes at least.
 """
 
 from __future__ import annotations
@@ -35,6 +38,19 @@ ON = (TARGET, DRAFT, OTHER)
 WAITS, CALLS = "waits for the GPU", "launches"
 CLOSE = 3.0  # us: two kernels so close to each other are drawn as one
 LONG_COPY = 100.0  # us: to begin a copy takes less
+# What a kernel does, by its name: the first that is found.
+DOES = {
+    "attention": re.compile(
+        r"attn|attention|_fwd_(?:grouped_)?kernel|_mha|xqa|flash(?!infer)", re.I
+    ),
+    "matrix products": re.compile(r"gemm|gemv|nvjet|cutlass|cublas|splitk|xmma", re.I),
+    "norms": re.compile(r"norm", re.I),
+    "rope and KV": re.compile(r"rope|rotary|kv_?cache|set_kv|store_kv|cache_loc", re.I),
+    "choosing tokens": re.compile(r"softmax|argmax|top_?k|sampl|verify|sort|centroid", re.I),
+    "copies": re.compile(r"memcpy|memset|copy|index|gather|scatter|concat|CatArray", re.I),
+    "elementwise": re.compile(r"elementwise|act_and_mul|gelu|silu|reduce", re.I),
+}
+OTHERS = "others"
 WIDTH, LEFT, RIGHT, TOP, LANE = 1000, 130, 24, 86, 22
 COLOURS = {TARGET: "full", DRAFT: "swa", OTHER: "best", WAITS: "waits", CALLS: "calls"}
 
@@ -101,18 +117,74 @@ def joined(spans: Iterable[Span], close: float = CLOSE) -> list[Span]:
     return made
 
 
-def cut(found: Sequence[Mapping[str, Any]], variant: str, batch: int, steps: int) -> list[Piece]:
-    """The pieces of ``steps`` steps from the middle. Raises ValueError if there are fewer."""
-    on_gpu = list(kinds(found))
+def edges_of(on_gpu: Iterable[tuple[str, float, float, int]], name: str, steps: int) -> list[float]:
+    """Where ``steps`` steps from the middle begin, and where the last ends.
+
+    Raises ValueError if there are fewer.
+    """
     begins: dict[int, float] = {}
     for kind, begin, _, launch in on_gpu:
         if kind == TARGET:
             begins[launch] = min(begin, begins.get(launch, begin))
     edges = sorted(begins.values())
     if len(edges) < steps + 1:
-        raise ValueError(f"{variant}-{batch}: expected {steps} whole steps, got {len(edges) - 1}")
+        raise ValueError(f"{name}: expected {steps} whole steps, got {len(edges) - 1}")
     first = (len(edges) - steps) // 2
-    edges = edges[first : first + steps + 1]
+    return edges[first : first + steps + 1]
+
+
+def does(name: str) -> str:
+    """What a kernel of this name does."""
+    return next((what for what, known in DOES.items() if known.search(name)), OTHERS)
+
+
+def kernels(
+    found: Sequence[Mapping[str, Any]], variant: str, batch: int, steps: int
+) -> list[dict[str, Any]]:
+    """For each kernel of ``steps`` steps from the middle: how often it ran in one, and how long.
+
+    ms: of a step, the mean over the steps.
+    """
+    on_gpu = list(kinds(found))
+    edges = edges_of(on_gpu, f"{variant}-{batch}", steps)
+    names = [e["name"] for e in found if e["cat"] in ON_GPU]
+    sums: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0, 0.0])
+    for name, (kind, begin, end, _) in zip(names, on_gpu, strict=True):
+        if edges[0] <= begin < edges[-1]:
+            of = sums[kind, name]
+            of[0] += 1
+            of[1] += end - begin
+    return [
+        {
+            "variant": variant, "batch": batch, "on": kind, "does": does(name),
+            "count": round(count / steps, 2), "ms": round(us / steps / 1000, 5),
+            "kernel": name[:160],
+        }
+        for (kind, name), (count, us) in sorted(sums.items(), key=lambda of: -of[1][1])
+    ]  # fmt: skip
+
+
+def by_what_they_do(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Markdown: the kernels of a step, summed up by what they do."""
+    shown = [*DOES, OTHERS]
+    lines = [f"| batch | variant | {' | '.join(shown)} |", "|---|---" + "|---" * len(shown) + "|"]
+    for batch in sorted({int(r["batch"]) for r in rows}):
+        for variant in dict.fromkeys(r["variant"] for r in rows):
+            mine = [r for r in rows if (int(r["batch"]), r["variant"]) == (batch, variant)]
+            cells = []
+            for what in shown:
+                of = [r for r in mine if r["does"] == what]
+                ms, count = (sum(float(r[name]) for r in of) for name in ("ms", "count"))
+                cells.append(f"{ms:.2f} ms in {count:.0f}")
+            if mine:
+                lines.append(f"| {batch} | {variant} | {' | '.join(cells)} |")
+    return lines
+
+
+def cut(found: Sequence[Mapping[str, Any]], variant: str, batch: int, steps: int) -> list[Piece]:
+    """The pieces of ``steps`` steps from the middle. Raises ValueError if there are fewer."""
+    on_gpu = list(kinds(found))
+    edges = edges_of(on_gpu, f"{variant}-{batch}", steps)
     spans: dict[str, list[Span]] = defaultdict(list)
     for kind, begin, end, _ in on_gpu:
         spans[kind].append((begin, end))
@@ -215,18 +287,28 @@ def main() -> int:
     parser = options.parser(__doc__, out="with --cut the CSV, else the picture")
     parser.add_argument("csv", type=Path, nargs="?", metavar="FILE.csv")
     parser.add_argument("--cut", type=Path, nargs="+", metavar="TRACE")
+    parser.add_argument("--kernels", type=Path, metavar="FILE.csv", help="with --cut")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--device", default="", help="the GPU's name, for the CSV's first line")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--title", default="Where the time of a decode step goes")
     args = parser.parse_args()
+    if args.kernels and not args.cut:
+        parser.error("--kernels: expected --cut with it")
     if bool(args.cut) == bool(args.csv):
         parser.error("expected either a CSV or --cut with traces")
     try:
         if args.cut:
-            pieces = [p for t in args.cut for p in cut(events(t), *named(t), args.steps)]
+            pieces, ran = list[Piece](), list[dict[str, Any]]()
+            for trace in args.cut:
+                found, of = events(trace), named(trace)
+                pieces += cut(found, *of, args.steps)
+                ran += kernels(found, *of, args.steps) if args.kernels else []
             results.write("timeline", [vars(p) for p in pieces], args.device or "?", args.out)
             print("\n".join(table(pieces)))
+            if ran:
+                results.write("kernels", ran, args.device or "?", args.kernels)
+                print("\n".join(by_what_they_do(ran)))
             return 0
         pieces = read(args.csv)
     except ValueError as e:

@@ -28,7 +28,7 @@ def a_trace() -> list[dict]:
         at, target, draft = 10_000 + LENGTH * step, 10 * step + 1, 10 * step + 2
         found += [
             event("cuda_runtime", "cudaGraphLaunch", at - 20, 5, target),
-            *(event("kernel", "attend", at + 100 * n, 99, target, tid=7) for n in range(4)),
+            *(event("kernel", "attend_attn", at + 100 * n, 99, target, tid=7) for n in range(4)),
             event("cuda_runtime", "cudaGraphLaunch", at + 10, 5, draft),
             event("kernel", "draft", at + 500, 100, draft, tid=7),
             event("cuda_runtime", "cudaLaunchKernel", at + 20, 2, 10 * step + 3),
@@ -79,6 +79,38 @@ def test_from_traces_to_a_picture(tmp_path, monkeypatch, capsys):
     drawn = svg.read_text()
     assert "a step 1.0 ms, in 0.5 ms of it the GPU" in drawn
     assert drawn.count('class="swa"') == 1 + 2  # the legend, and the draft of two steps
+
+
+def test_the_kernels_of_a_step_by_what_they_do(tmp_path, monkeypatch, capsys):
+    rows = timeline.kernels(a_trace(), "ours", 8, 2)
+    told = [(r["on"], r["does"], r["kernel"], r["count"], r["ms"]) for r in rows]
+    assert told == [
+        (TARGET, "attention", "attend_attn", 4, 0.396),
+        (DRAFT, timeline.OTHERS, "draft", 1, 0.1),
+        (OTHER, "choosing tokens", "sample", 1, 0.05),
+    ]
+    trace, csv = tmp_path / "ours-8.trace.json", tmp_path / "kernels.csv"
+    trace.write_text(json.dumps({"traceEvents": a_trace()}))
+    command = ["timeline.py", "--cut", str(trace), "--out", str(tmp_path / "t.csv"), "--steps", "2"]
+    monkeypatch.setattr("sys.argv", [*command, "--kernels", str(csv)])
+    assert timeline.main() == 0
+    assert "| 8 | ours | 0.40 ms in 4 | 0.00 ms in 0 |" in capsys.readouterr().out
+    assert len(csv.read_text().splitlines()) == 2 + len(rows)
+
+
+@pytest.mark.parametrize(
+    ("name", "does"),
+    [
+        ("_fwd_grouped_kernel_stage1", "attention"),
+        ("kernel_mha", "attention"),
+        ("nvjet_tst_128x8_64x12_2x1_v_bz_TNT", "matrix products"),
+        ("void at::native::elementwise_kernel<128, 4, at::native::gpu_kernel_impl", "elementwise"),
+        ("void flashinfer::norm::RMSNormKernel<8u, __nv_bfloat16>", "norms"),
+        ("Memcpy DtoD (Device -> Device)", "copies"),
+    ],
+)
+def test_what_a_kernel_does_is_known_by_its_name(name, does):
+    assert timeline.does(name) == does
 
 
 def test_a_trace_whose_name_says_nothing_is_refused():
