@@ -199,9 +199,12 @@ while True:
 def test_one_rank_of_two(tmp_path: Path, models: None) -> None:
     """Rank 1 reads a page that is not there: its own core dump tells it, and no other rank's."""
     fault = "seed=3;page-oob=1*on@mode=replay@rank=1"
-    status, log, dumps = serve(tmp_path, ENGINE, 400, **ALONE, G4DEBUG_FAULTS=fault)
+    # Other servers may have memory on one of the two GPUs, and SGLang refuses to start where they
+    # differ.
+    shared = {"SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK": "0"}
+    status, log, dumps = serve(tmp_path, ENGINE, 400, **ALONE, **shared, G4DEBUG_FAULTS=fault)
     assert status != 0, log[-3000:]
-    assert "page-oob #1" in log
+    assert "page-oob #1" in log, log[-8000:]
     records = [reading.read(path) for path in dumps]
     crashed = [r for r in records if r.finding.location.rank == 1]
     print([(r.finding.location.rank, r.finding.headline, r.autopsy) for r in records])
