@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 from g4debug.tracers.base import Context
 from g4debug.tracers.flight_recorder import reasons, report, work
@@ -27,12 +27,16 @@ OLD = 2.0  # seconds; what doctor shows says its age if it is older
 SHOWN = 8  # requests that doctor shows
 NAMED = 4  # requests whose reasons are in a finding
 SHARE = 500  # a look takes at most one part in so many of the time
-LONG = 600.0  # seconds; a request that was overtaken and gets nowhere for so long starves
+LONG = 600.0
 BY_POLICY = "only requests of a higher priority have overtaken it, as the server's policy wants"
 QUIET = 3600.0  # seconds; the most that pass before starved requests are told again
 
 
 class Standing:
+    """long: a request that was overtaken and gets nowhere for so many seconds starves."""
+
+    long: ClassVar[float] = LONG
+
     def __init__(self, context: Context, progress: Progress) -> None:
         self.context, self.progress = context, progress
         self.recorder, self.settings = context.recorder, context.settings
@@ -162,7 +166,7 @@ class Standing:
     def _starves(self, wait: Wait) -> bool:
         """No progress for so many steps, without those in which it waited for its turn.
 
-        Or for ``LONG`` since it was overtaken: where there is little to do, so many steps take
+        Or for ``long`` since it was overtaken: where there is little to do, so many steps take
         hours. A request in a long queue that nobody overtakes does not starve, nor one that only
         more urgent ones overtake. Who overtakes whom is not known where requests come from another
         server: they are in a queue again behind it.
@@ -170,7 +174,7 @@ class Standing:
         most = self.settings.starved_steps
         if not most or wait.place is Place.ROOM or _by_policy(wait):
             return False
-        return self._steps - wait.turn >= most or self.progress.loop - wait.passed >= LONG
+        return self._steps - wait.turn >= most or self.progress.loop - wait.passed >= self.long
 
     def _reasons(
         self, waits: list[Wait], items: list[Work], steps: bool
