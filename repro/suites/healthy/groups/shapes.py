@@ -100,7 +100,7 @@ def _native(size: int, radix: bool) -> Group:
         ANY_ANSWERS,
         {**NATIVE, "page_size": size, "disable_radix_cache": not radix},
         idle=NO_TABLES,
-        refused="" if targets.matches("<0.5.14") else NO_NATIVE,
+        refused="" if targets.matches("<0.5.13") else NO_NATIVE,
     )
 
 
