@@ -77,6 +77,12 @@ def _fill(process: Process, told: Mapping[str, Any]) -> None:
     process.tracers = tracers(told.get("tracers", ()))
     process.age = max(0.0, time.monotonic() - float(told.get("told", 0.0)))
     process.stuck = process.phase == "serving" and process.age > LATE
+    process.stopped = is_stopped(process.pid)
+
+
+def is_stopped(pid: int) -> bool:
+    """True if a signal or a debugger keeps a process from running, as far as that can be seen."""
+    return stat(pid)[:1] in (["T"], ["t"])
 
 
 def _title(pid: int) -> str:

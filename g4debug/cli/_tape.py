@@ -9,10 +9,11 @@ import time
 from pathlib import Path
 
 from g4debug.cli import CliError, program, report
-from g4debug.cli._running import LATE, look
+from g4debug.cli._running import LATE, is_stopped, look
 from g4debug.dumps import reading, writing
 from g4debug.dumps.heads import quoted
 from g4debug.findings.status_file import ASKED_BYTES, StatusFileError, ask, read
+from g4debug.reporters.running import STOPPED
 
 
 def fetch(pid: int, target: Path) -> str:
@@ -59,4 +60,5 @@ def dump_of(pid: int) -> Path:
             time.sleep(0.05)
     except StatusFileError as e:
         raise CliError(f"scheduler {pid}: {e}") from e
-    raise CliError(f"scheduler {pid} did not answer within {LATE:.0f} s: its event loop is stuck")
+    why = STOPPED if is_stopped(pid) else "its event loop is stuck"
+    raise CliError(f"scheduler {pid} did not answer within {LATE:.0f} s: {why}")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from g4debug.cli import CliError, add_console_arguments, no_traceback, present
-from g4debug.findings.names import LONGEST, name
+from g4debug.findings.names import LONGEST, LONGEST_ID, name
 
 if TYPE_CHECKING:
     from g4debug.findings.record import TrapRecord
@@ -56,7 +56,9 @@ def show(
 
 def one_of(known: list[str], rid: str, source: str) -> str:
     """The one request whose id is ``rid``, or begins so."""
-    found = [rid] if rid in known else [one for one in known if one.startswith(rid)]
+    # Of a request that was in no step there are events only, and these have so much of its id.
+    whole = rid if rid in known else rid[:LONGEST_ID]
+    found = [whole] if whole in known else [one for one in known if one.startswith(rid)]
     if len(found) == 1:
         return found[0]
     if found:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 
 LONGEST = 80  # characters of an id in a sentence
+LONGEST_ID = 1024  # of an id in a request event; a client may choose one of megabytes, each time
 LONGEST_LINE = 4000  # characters of a line of the log
 
 

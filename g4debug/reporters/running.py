@@ -14,6 +14,7 @@ from g4debug.reporters import json
 from g4debug.reporters.text import cleaned, counted, hang
 
 TITLE = 60
+STOPPED = "the process is stopped (by a signal, or by a debugger)"
 RECORDS = ("flight-recorder",)  # it keeps what happened, and never checks anything
 
 
@@ -23,6 +24,7 @@ class Process:
 
     problem: why it has no status, or why that cannot be read; '' if it has one. expected: it should
     have one. age: seconds since it last told its status. stuck: it should have done so by now.
+    stopped: it cannot, because the process does not run at all (``STOPPED``).
     """
 
     pid: int
@@ -39,6 +41,7 @@ class Process:
     step: int = -1
     age: float = -1.0
     stuck: bool = False
+    stopped: bool = False
     about: dict[str, str] = field(default_factory=dict)
     tracers: tuple[TracerStatus, ...] = ()
     stands: str = ""  # that it serves nobody; '' if not
@@ -57,7 +60,11 @@ class Process:
             return [self.problem] if self.expected else []
         found = []
         if self.stuck:
-            found.append(f"the event loop told nothing for {self.age:.0f} s: it is stuck")
+            found.append(
+                f"{STOPPED}, and has told nothing for {self.age:.0f} s"
+                if self.stopped
+                else f"the event loop told nothing for {self.age:.0f} s: it is stuck"
+            )
         if self.stands:
             found.append(self.stands)
         # What the tape cannot carry keeps no tracer from its work.
@@ -134,7 +141,8 @@ def _lines(process: Process) -> Iterator[Text]:
         yield Text(f"runs {process.serves}")
     when = f"step {process.step}, {process.phase}, told {process.age:.0f} s ago"
     if process.stuck:
-        yield Text(f"{when}: the event loop is stuck, what follows is from before", "bold red")
+        what = STOPPED if process.stopped else "the event loop is stuck"
+        yield Text(f"{when}: {what}, what follows is from before", "bold red")
     else:
         yield Text(when)
     yield from (Text(f"warning: {line}", "yellow") for line in process.warnings)

@@ -15,6 +15,7 @@ from functools import cached_property
 from itertools import accumulate, takewhile
 
 from g4debug.findings import tape as tapes
+from g4debug.findings.names import LONGEST_ID
 from g4debug.findings.record import PageEvent, RequestEvent, Step, TrapRecord
 from g4debug.findings.runs import runs
 from g4debug.findings.status import LEDGER
@@ -95,6 +96,7 @@ class Way:
 
 def known_requests(record: TrapRecord) -> list[str]:
     """Every rid that the dump tells something about, in the order in which they came."""
+    record = _joined(record)
     found = [e.request for e in record.requests if e.kind != "abort"]
     found += [rid for step in record.steps for rid in step.rids]
     known = {*found, *map(_cut, found)}
@@ -112,6 +114,21 @@ def _cut(rid: str) -> str:
     return rid.encode("utf-8", "replace")[:CUT].decode("utf-8", "ignore")
 
 
+def _joined(record: TrapRecord) -> TrapRecord:
+    """The record with the whole id in the events of a request, which have only its beginning.
+
+    The steps have it whole. Where two of them begin alike, nobody knows whose the events are.
+    """
+    whole: dict[str, set[str]] = {}
+    for rid in (rid for step in record.steps for rid in step.rids if len(rid) > LONGEST_ID):
+        whole.setdefault(rid[:LONGEST_ID], set()).add(rid)
+    known = {short: min(rids) for short, rids in whole.items() if len(rids) == 1}
+    if not known:
+        return record
+    events = (replace(e, request=known.get(e.request, e.request)) for e in record.requests)
+    return replace(record, requests=tuple(events))
+
+
 def _several(request: str) -> bool:
     """True for ``3 requests``, by which the ledger names the owners of pages that are freed."""
     number, _, word = request.partition(" ")
@@ -120,7 +137,7 @@ def _several(request: str) -> bool:
 
 def follow(record: TrapRecord, rid: str, everything: bool = False) -> Way:
     """everything: each chunk and each page event has a line."""
-    return _Trace(record, rid, everything).way()
+    return _Trace(_joined(record), rid, everything).way()
 
 
 class _Trace:

@@ -12,6 +12,7 @@ from sample_requests import DECODES, ENDED, LONG, PAGES, WAITS, event, requests_
 
 from g4debug import cli
 from g4debug.dumps import writing
+from g4debug.findings.names import LONGEST_ID
 from g4debug.findings.record import PageEvent, Step, TrapRecord
 
 pytestmark = pytest.mark.once("commands do not import SGLang")
@@ -102,6 +103,25 @@ def test_the_beginning_of_an_id_will_do(dump: Path, capsys: pytest.CaptureFixtur
     unknown = run(capsys, "a81d03c4e7f24b6f9d5c0b2e6a1f3d99", dump, code=2)
     assert f"no request 'a81d03c4e7f24b6f9d5c0b2e6a1f3d99'; it knows {DECODES}" in unknown
     assert "2 requests" not in run(capsys, "none", dump, code=2), "an owner that is no rid"
+
+
+def test_an_id_that_is_longer_than_its_events_keep_is_one_request(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A client may choose any id. The steps have it whole, and an event its beginning."""
+    rid, other = "x" * 2000, "x" * LONGEST_ID + "other"
+    seen = [event(0, rid[:LONGEST_ID], "arrives", 0, tokens=9, number=1)]
+    seen += [event(1, rid[:LONGEST_ID], "chunk", 1, begin=0, end=9, tokens=9)]
+    record = dataclasses.replace(requests_record(), requests=tuple(seen), steps=(step(1, rid),))
+    path = saved(tmp_path, record)
+    for asked in (rid, rid[:1500], "x"):
+        assert next(m["kind"] for m in told(capsys, asked, path)["moments"]) == "arrives"
+    # It was in no step.
+    never = saved(tmp_path, dataclasses.replace(record, steps=()))
+    assert next(m["kind"] for m in told(capsys, rid, never)["moments"]) == "arrives"
+    # Whose these events are is not known.
+    both = saved(tmp_path, dataclasses.replace(record, steps=(step(1, rid, other),)))
+    assert [m["kind"] for m in told(capsys, rid, both)["moments"]][:1] != ["arrives"]
 
 
 def test_a_rid_that_came_again_is_followed_from_its_last_arrival(

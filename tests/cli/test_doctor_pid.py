@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import textwrap
+import time
 
 import pytest
 
-from g4debug.cli import main
+from g4debug.cli import _tape, main
+from g4debug.findings import launch_memory
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
 
@@ -94,6 +97,24 @@ def test_what_is_not_as_it_should_be_comes_first(capsys, deed, said):
         code, text = say(capsys, pid)
         assert code == 1
         assert said in text
+
+
+def test_a_process_that_is_stopped_is_not_said_to_be_stuck(capsys, monkeypatch):
+    """By kill -STOP, or by a debugger: its event loop can do nothing about that."""
+    monkeypatch.setattr(_tape, "LATE", 0.2)
+    with process(SCHEDULER, STUCK) as pid:
+        os.kill(pid, signal.SIGSTOP)
+        while launch_memory.stat(pid)[0] != "T":
+            time.sleep(0.01)
+        try:
+            code, text = say(capsys, pid)
+            assert main(["doctor", "--pid", str(pid), "--request", "r"]) == 2
+        finally:
+            os.kill(pid, signal.SIGCONT)
+    assert code == 1
+    assert "the process is stopped (by a signal, or by a debugger), and has told nothing" in text
+    assert "is stuck" not in text
+    assert "the process is stopped" in capsys.readouterr().err
 
 
 def test_nothing_to_judge_is_sound_and_what_it_runs_is_named(capsys):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 import math
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from g4debug.hooking import prefix_tree, req_kv
@@ -133,13 +133,26 @@ def _of_chunk(scheduler: Any, request: Any, left: _Left) -> Refusal:
 
 
 def _of_queued(scheduler: Any, request: Any, left: _Left) -> Refusal:
-    """``get_new_batch_prefill`` and ``add_one_req``."""
+    """``get_new_batch_prefill`` and ``add_one_req``.
+
+    A batch counts as full after a refusal, for want of rows or of memory. With a SWA pool, and
+    where SGLang may retract a request for one of a higher priority, it asks anew in each round.
+    """
+    found, running = _if_asked(scheduler, request, left), scheduler.running_batch
+    full = getattr(running, "batch_is_full", False) and running.reqs
+    if not full or left.swa is not None or getattr(scheduler, "enable_priority_preemption", False):
+        return found
+    words = (
+        f"SGLang asks for no request until one of the {len(running.reqs)} running ones ends: "
+        "the batch counts as full"
+    )
+    if found.words.startswith("not known"):
+        return Refusal(f"{words}; {left}")
+    return replace(found, words=f"{found.words}; {words}")
+
+
+def _if_asked(scheduler: Any, request: Any, left: _Left) -> Refusal:
     running = scheduler.running_batch
-    if getattr(running, "batch_is_full", False) and running.reqs and left.swa is None:
-        return Refusal(
-            f"SGLang asks for no request until one of the {len(running.reqs)} running ones ends: "
-            f"the batch counts as full; {left}"
-        )
     rows = scheduler.get_num_allocatable_reqs(len(running.reqs))
     if words := gates.few_slots(scheduler, rows):
         return Refusal(words)

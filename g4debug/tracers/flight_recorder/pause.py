@@ -40,7 +40,8 @@ class Pause:
 
     def line(self, scheduler: Any, loop: float) -> str:
         """The pause of a scheduler that is paused, in a sentence."""
-        count = len(work.everyone(scheduler))
+        items = work.everyone(scheduler)
+        count = len(items) + len(work.between(scheduler, items))
         who = f"{count or 'no'} request{'s wait' if count > 1 else ' waits'}"
         seconds = loop - (loop if self.began is None else self.began)
         return (

@@ -89,7 +89,7 @@ def _of(scheduler: Any, item: Work, items: list[Work], steps: bool) -> Reason:
         if item.place is Place.CHUNK and mine is not None and behind >= refused.lacks:
             like = PARKED
             if mine.behind >= refused.lacks or parked_chunk.lock_shrinks(scheduler.tree_cache):
-                fix = "parked-chunk"
+                fix = "parked-chunk" if _is_alone(scheduler) else ""
         elif refused.by_lock:
             like, fix = OWN_PREFIX, _where_it_acts("idle-admission", scheduler)
         elif refused.never and item.place is Place.QUEUE:
@@ -116,12 +116,16 @@ def _of(scheduler: Any, item: Work, items: list[Work], steps: bool) -> Reason:
 
 def _where_it_acts(fix: str, scheduler: Any) -> str:
     """The id of the fix, '' on a server where it leaves everything as it is."""
+    delayed = getattr(scheduler, "prefill_delayer", None) is not None
+    stands_aside = not _is_alone(scheduler) or delayed or frees_without_steps(scheduler)
+    return "" if stands_aside else fix
+
+
+def _is_alone(scheduler: Any) -> bool:
+    """False with disaggregation and with pipeline ranks, where no fix for admissions acts."""
     args = getattr(scheduler, "server_args", None)
     disaggregated = server_argument(args, "disaggregation_mode", "null") != "null"
-    stages = int(server_argument(args, "pp_size", 1))
-    delayed = getattr(scheduler, "prefill_delayer", None) is not None
-    stands_aside = disaggregated or stages > 1 or delayed or frees_without_steps(scheduler)
-    return "" if stands_aside else fix
+    return not disaggregated and int(server_argument(args, "pp_size", 1)) == 1
 
 
 def _others(scheduler: Any, items: list[Work]) -> bool:

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from g4debug.findings.names import LONGEST_ID
 from g4debug.findings.record import RequestEvent
 from g4debug.hooking import req_kv
 from g4debug.tracers.base import Context
@@ -26,7 +27,6 @@ NUMBERED = ARRIVALS[0]  # those that are on the tape
 # Why a request was aborted may quote what the user has sent. That stands behind one of these.
 QUOTED = re.compile(r"[\\'\"`:={}\[\]<>]")
 LONGEST = 120
-LONGEST_ID = 1024  # characters of an id; a client may choose one of megabytes, for each request
 LARGEST = 1 << 40  # whatever the user asks for
 STOPS = {
     "FINISH_LENGTH": "length",

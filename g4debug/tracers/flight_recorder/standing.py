@@ -99,8 +99,9 @@ class Standing:
         return told
 
     def _look_at(self, items: list[Work]) -> None:
-        urgency = _urgency(self.recorder.scheduler)
-        self.waits.look(items, self.progress.loop, self._steps, urgency)
+        scheduler = self.recorder.scheduler
+        between = work.between(scheduler, items)
+        self.waits.look(items, self.progress.loop, self._steps, _urgency(scheduler), between)
 
     def _judge(self, items: list[Work]) -> None:
         limit = self.settings.hang_seconds

@@ -58,13 +58,14 @@ class Waits:
 
     def __init__(self) -> None:
         self.all: dict[int, Wait] = {}  # by the id of the object, which each entry keeps alive
+        self._between: dict[int, Wait] = {}  # of those that were between two batches
         self._count = 0
         self._step = 0  # at the last look
         self._loop = 0.0
 
     def forget(self) -> None:
         """Nothing is due: from now on everybody waits anew."""
-        self.all = {}
+        self.all, self._between = {}, {}
 
     def look(
         self,
@@ -72,15 +73,25 @@ class Waits:
         loop: float,
         step: int,
         urgency: Callable[[Any], float] = lambda request: 0.0,
+        between: Iterable[Any] = (),
     ) -> None:
         """loop: the time in which the event loop has turned, in seconds. step: the last one.
 
-        urgency: of a request by the server's policy; who has more may overtake.
+        urgency: of a request by the server's policy; who has more may overtake. between: requests
+        that are on their way from one batch to the next. They wait for nothing, but have not come
+        anew when they are seen again.
         """
-        before, self.all = self.all, {}
+        before, self.all, self._between = self.all | self._between, {}, {}
         began: list[Wait] = []  # for the first time since the last look
-        for request, place in sorted((w for w in work if w.request is not None), key=_came):
+        passing = {id(request): Work(request, Place.RUNS) for request in between}
+        there = [w for w in work if w.request is not None]
+        for request, place in sorted((*there, *passing.values()), key=_came):
             found = before.get(id(request))
+            if id(request) in passing:
+                if found is None:
+                    found = Wait(request, place, self._next(), loop, step, step, loop)
+                self._between[id(request)] = found
+                continue
             if found is None:
                 found = Wait(request, place, self._next(), loop, step, step, loop)
             elif found.place is Place.STORAGE and place is Place.STORAGE:

@@ -89,18 +89,37 @@ QUEUES = (
 )
 
 
+# The batches that are on their way: of each stage of a pipeline, too. Such a stage keeps its last
+# batch, so one of its requests may have been aborted since then.
+PASSING = (*(q.path for q in QUEUES if q.passing), "mbs.reqs", "last_mbs.reqs")
+
+
 def held(scheduler: Any) -> Iterator[tuple[Any, Queue]]:
     """All requests of a scheduler, and where they are. One may be there several times."""
     for queue in QUEUES:
-        found = [scheduler]
-        for name in queue.path.split("."):
-            found = [one for there in found for one in _each(getattr(there, name, None))]
-        for entry in found:
+        for entry in _at(scheduler, queue.path):
             there = queue
             if queue.shaken and getattr(entry, "waiting_for_input", False):
                 there = queue._replace(place=Place.ROOM, name="queue for memory")
             # Disaggregation has its requests in entries of its own.
             yield getattr(entry, "req", entry), there
+
+
+def between(scheduler: Any, items: Iterable[Work]) -> list[Any]:
+    """The requests that only a batch has which is on its way; for a round they are in no queue.
+
+    So it is after a prefill, until SGLang adds its requests to the running batch. items: all work.
+    """
+    known = {id(item.request) for item in items}
+    found = {id(r): r for path in PASSING for r in _at(scheduler, path)}
+    return [r for at, r in found.items() if at not in known and not _has_ended(r)]
+
+
+def _at(scheduler: Any, path: str) -> Iterable[Any]:
+    found: Iterable[Any] = [scheduler]
+    for name in path.split("."):
+        found = [one for there in found for one in _each(getattr(there, name, None))]
+    return found
 
 
 def _each(there: Any) -> Iterable[Any]:

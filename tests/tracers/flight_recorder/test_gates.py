@@ -40,6 +40,40 @@ def test_running_requests_are_named_with_their_priorities():
     assert "1 of them are" in told
 
 
+FULL = admission.Refusal("full pool: needs 40 for 20 tokens, has 10", admission.FULL, 30, 40, 30)
+ROWS = admission.Refusal("request rows: needs 1, has 0; 2 requests run", admission.ROWS, 1, 1)
+OPEN = admission.Refusal("not known: it needs 20 tokens")
+ENDS = "SGLang asks for no request until one of the 2 running ones ends: the batch counts as full"
+
+
+@pytest.mark.parametrize(
+    ("found", "swa", "more", "words"),
+    [
+        (FULL, None, {}, f"{FULL.words}; {ENDS}"),
+        (ROWS, None, {}, f"{ROWS.words}; {ENDS}"),
+        (OPEN, None, {}, f"{ENDS}; the figures"),
+        (FULL, 100, {}, FULL.words),
+        (ROWS, None, {"enable_priority_preemption": True}, ROWS.words),
+    ],
+)
+def test_a_batch_that_counts_as_full_hides_no_reason(monkeypatch, found, swa, more, words):
+    """SGLang has refused one before, and asks for none in most of its rounds then."""
+    busy = server(request("a"), request("b"), **more)
+    busy.running_batch.batch_is_full = True
+    monkeypatch.setattr(admission, "_if_asked", lambda *_: found)
+
+    class Left(SimpleNamespace):
+        def __str__(self) -> str:
+            return "the figures"
+
+    monkeypatch.setattr(admission, "_left", lambda _: Left(swa=swa))
+    told = admission.refusal(busy, Work(request("waits"), Place.QUEUE))
+    assert told.words == words
+    assert (told.pool, told.never) == (found.pool, found.never)
+    busy.running_batch.batch_is_full = False
+    assert admission.refusal(busy, Work(request("waits"), Place.QUEUE)) is found
+
+
 class Loras:
     """SGLang's manager of adapters, with room for two."""
 

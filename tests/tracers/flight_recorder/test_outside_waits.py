@@ -47,6 +47,16 @@ def test_a_pause_in_which_nobody_waits_is_only_shown(server, caplog):
     assert "and no request waits" in server.flight.standing.live()[1][0]
 
 
+def test_who_is_on_the_way_to_its_next_batch_waits_for_the_end_of_a_pause_too(server):
+    """A pause in place leaves SGLang's last batch as it is, behind a prefill."""
+    ended = Request("ended")
+    ended.finished_reason = "stop"
+    server.has.last_batch = SimpleNamespace(reqs=[Request("prefilled"), ended])
+    server.has._engine_paused = True
+    server.turn(2)
+    assert "and 1 request waits" in server.flight.standing.live()[1][0]
+
+
 def test_of_tensor_parallel_ranks_the_first_one_warns(server, monkeypatch, caplog):
     monkeypatch.setattr(server.context.trap.others, "leads", lambda: False)
     server.has.waiting_queue.append(Request("a"))

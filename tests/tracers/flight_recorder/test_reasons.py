@@ -8,7 +8,7 @@ import pytest
 
 from g4debug.tracers.flight_recorder import admission, reasons, shares
 from g4debug.tracers.flight_recorder.admission import Refusal
-from g4debug.tracers.flight_recorder.shares import Shares
+from g4debug.tracers.flight_recorder.shares import Share, Shares
 from g4debug.tracers.flight_recorder.work import Place, Work
 
 
@@ -119,6 +119,26 @@ def test_a_fix_is_named_only_where_it_acts(scheduler, monkeypatch, server, fix):
     waits = Work(request("waits"), Place.QUEUE)
     scheduler.waiting_queue = [waits.request]
     assert reasons.of(scheduler, waits, [waits], steps=False).fix == fix
+
+
+@pytest.mark.parametrize(
+    ("server", "fix"),
+    [
+        ({}, "parked-chunk"),
+        ({"disaggregation_mode": "prefill"}, ""),
+        ({"pp_size": 2}, ""),
+        ({"enable_flexkv": True}, "parked-chunk"),
+    ],
+)
+def test_parked_chunk_is_named_only_where_it_acts(scheduler, monkeypatch, server, fix):
+    refused = Refusal("SWA pool: needs 512, has 64", admission.SWA, 1, 65, 768)
+    monkeypatch.setattr(admission, "refusal", lambda *_: refused)
+    parked = Work(request("long"), Place.CHUNK)
+    held = Shares((Share(parked, 704, behind=576),), 0, 0, 64, 0)
+    monkeypatch.setattr(shares, "shares", lambda *_: held)
+    scheduler.server_args = SimpleNamespace(**server)
+    found = reasons.of(scheduler, parked, [parked], steps=False)
+    assert (found.like, found.fix) == (reasons.PARKED, fix)
 
 
 def test_sessions_that_keep_memory_between_turns_are_counted(monkeypatch):

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from g4debug.findings.names import LONGEST_ID
 from g4debug.findings.record import RequestEvent
 from g4debug.settings import Settings
 from g4debug.tracers.base import Context
 from g4debug.tracers.flight_recorder import request_events
-from g4debug.tracers.flight_recorder.request_events import LONGEST_ID, RequestEvents, how, public
+from g4debug.tracers.flight_recorder.request_events import RequestEvents, how, public
 
 SECRET = "the tenant's own words"
 

@@ -371,6 +371,48 @@ def test_a_long_queue_is_no_starvation(server):
     assert server.told == []
 
 
+@pytest.mark.parametrize("batch", ["last_batch", "mbs"])
+def test_who_is_on_the_way_between_two_batches_overtakes_nobody(server, batch):
+    """After its prefill a request is in SGLang's last batch only, for a round. A look there must
+    not take it for one that has gone, and in the next round for one that has just come."""
+    server.has.waiting_queue += [Request(f"r{n}") for n in range(20)]
+    server.turn(1)
+    for _ in range(5):
+        served = server.has.waiting_queue.pop(0)
+        served.kv_committed_len = 50
+        between = SimpleNamespace(reqs=[served])
+        setattr(server.has, batch, [between] if batch == "mbs" else between)
+        server.has.running_batch.reqs[:] = []
+        server.step(2)
+        server.step(2)  # its look sees it nowhere else
+        setattr(server.has, batch, None)
+        server.has.running_batch.reqs[:] = [served]
+        serve(server, served)
+    assert server.told == []
+
+
+def test_who_is_first_seen_on_its_way_came_before_those_behind_it(server):
+    """They came together since the last look; SGLang has noted when each of them came."""
+    first, second, third = (Request(name) for name in ("first", "second", "third"))
+    for n, request in enumerate((first, second, third), 1):
+        request.time_stats = SimpleNamespace(wait_queue_entry_time=float(n))
+    server.has.waiting_queue += [second, third]
+    server.has.last_batch = SimpleNamespace(reqs=[first])
+    server.step(2)
+    server.step(2)
+    server.has.last_batch = None
+    server.has.running_batch.reqs[:] = [first]
+    serve(server, first, steps=2 * STEPS)
+    assert server.told == []
+
+
+def test_a_batch_that_is_on_its_way_is_no_work(server):
+    """Of pipeline ranks SGLang keeps the last batch of each, on an idle server, too."""
+    server.has.last_mbs = [SimpleNamespace(reqs=[Request("aborted")])]
+    server.turn(3 * LIMIT)
+    assert server.told == []
+
+
 def test_a_request_that_others_overtake(server):
     starves = Request("unlike")
     server.has.waiting_queue.append(starves)
