@@ -12,7 +12,7 @@ from g4debug.cli import CliError, program, report
 from g4debug.cli._running import LATE, is_stopped, look
 from g4debug.dumps import reading, writing
 from g4debug.dumps.heads import quoted
-from g4debug.findings.status_file import ASKED_BYTES, StatusFileError, ask, read
+from g4debug.findings.status_file import ASKED_BYTES, StatusFileError, ask, read, withdraw
 from g4debug.reporters.running import STOPPED
 
 
@@ -48,7 +48,7 @@ def dump_of(pid: int) -> Path:
     """Ask for a dump, and wait until it is there."""
     question = secrets.token_bytes(ASKED_BYTES)
     try:
-        ask(pid, question)
+        before = ask(pid, question)
         end = time.monotonic() + LATE
         while time.monotonic() < end:
             told = read(pid) or {}
@@ -58,6 +58,7 @@ def dump_of(pid: int) -> Path:
                 # As that process sees it: it may be in a container.
                 return Path(f"/proc/{pid}/root{told['dump']}")
             time.sleep(0.05)
+        withdraw(pid, question, before)
     except StatusFileError as e:
         raise CliError(f"scheduler {pid}: {e}") from e
     why = STOPPED if is_stopped(pid) else "its event loop is stuck"

@@ -74,22 +74,46 @@ def read(pid: int) -> dict[str, Any] | None:
     return None if path is None else _content(path)
 
 
-def ask(pid: int, question: bytes) -> None:
+def ask(pid: int, question: bytes) -> bytes:
     """Ask the process ``pid`` for a dump. ``question``: ASKED_BYTES that were not used before.
 
-    Raises StatusFileError if it cannot be asked.
+    Returns what was asked for before, for :func:`withdraw`. Raises StatusFileError if it cannot be
+    asked.
     """
     path = _path(pid)
     if path is None:
         raise StatusFileError("it shows no status")
     try:
-        fd = os.open(path, os.O_WRONLY)
+        fd = os.open(path, os.O_RDWR)
         try:
+            before = os.pread(fd, ASKED_BYTES, _ASKED_AT)
             os.pwrite(fd, question, _ASKED_AT)
         finally:
             os.close(fd)
     except OSError as e:
         raise StatusFileError(f"it cannot be asked: {e.strerror}") from e
+    return before
+
+
+def withdraw(pid: int, question: bytes, before: bytes) -> None:
+    """Nobody waits for the answer any more. Nothing happens if another one has asked since.
+
+    Else a process that was stopped would write, once it goes on, a dump for nobody. Raises
+    StatusFileError if the process has gone.
+    """
+    path = _path(pid)
+    if path is None:
+        return
+    try:
+        fd = os.open(path, os.O_RDWR)
+        try:
+            if os.pread(fd, ASKED_BYTES, _ASKED_AT) == question:
+                os.ftruncate(fd, _ASKED_AT)
+                os.pwrite(fd, before, _ASKED_AT)
+        finally:
+            os.close(fd)
+    except OSError as e:
+        raise StatusFileError(f"it cannot be told: {e.strerror}") from e
 
 
 def _path(pid: int) -> str | None:

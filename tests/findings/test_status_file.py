@@ -19,6 +19,7 @@ from g4debug.findings.status_file import (
     StatusFileError,
     ask,
     read,
+    withdraw,
 )
 from g4debug.findings.status_publisher import StatusPublisher
 
@@ -131,6 +132,42 @@ def test_children_do_not_show_their_parents_status(board):
         [sys.executable, "-c", textwrap.dedent(forked)], capture_output=True, text=True, check=True
     )
     assert out.stdout.strip() == "{'step': 1} None"
+
+
+@pytest.mark.parametrize("earlier", [b"", b"1" * ASKED_BYTES])
+def test_a_question_that_nobody_waits_for_is_withdrawn(board, earlier):
+    """A process that goes on after that writes no dump for nobody."""
+    if earlier:
+        ask(os.getpid(), earlier)
+    board.write({"step": 2})
+    question, other = b"2" * ASKED_BYTES, b"3" * ASKED_BYTES
+    before = ask(os.getpid(), question)
+    withdraw(os.getpid(), question, before)
+    assert board.asked() == earlier
+    assert read(os.getpid()) == {"step": 2}
+    before = ask(os.getpid(), question)
+    ask(os.getpid(), other)
+    withdraw(os.getpid(), question, before)
+    assert board.asked() == other
+
+
+def test_who_was_stopped_writes_no_dump_for_a_question_that_was_withdrawn(monkeypatch):
+    from g4debug.cli import CliError, _tape
+
+    monkeypatch.setattr(_tape, "LATE", 0.2)
+    status, written_ones = Status(SimpleNamespace(step=7)), []
+    status.snapshot = lambda: lambda: (written_ones.append(1), ("/dumps/1.pt", ""))[1]
+    publisher = StatusPublisher(status, {})
+    publisher.open()
+    try:
+        publisher.tell(0.0)
+        with pytest.raises(CliError, match="did not answer within 0 s"):
+            _tape.dump_of(os.getpid())
+        publisher.tell(1.0)
+        written()
+        assert written_ones == []
+    finally:
+        publisher.close()
 
 
 def test_a_dump_that_is_asked_for_is_written_once():

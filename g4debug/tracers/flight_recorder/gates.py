@@ -48,6 +48,8 @@ def priority(scheduler: Any, request: Any) -> str:
         f"request rows: needs 1, has 0; SGLang retracts a running request for it whose priority is "
         f"more than {threshold} {'above' if low_first else 'below'} its own, {mine}: {shown}"
     )
+    if not runs:
+        return f"{words}, for all that ran have ended"
     if lower:
         return f"{words}; {len(lower)} of them are, and it is not known if their tokens are enough"
     return f"{words}; none of them is"

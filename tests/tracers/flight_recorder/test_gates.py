@@ -40,6 +40,14 @@ def test_running_requests_are_named_with_their_priorities():
     assert "1 of them are" in told
 
 
+def test_where_all_that_ran_have_ended_none_is_named():
+    scheduler = priorities(False)
+    for ended in scheduler.running_batch.reqs:
+        ended.finished = lambda: True
+    told = gates.priority(scheduler, request("waits", priority=5))
+    assert told.endswith("5: none, for all that ran have ended")
+
+
 FULL = admission.Refusal("full pool: needs 40 for 20 tokens, has 10", admission.FULL, 30, 40, 30)
 ROWS = admission.Refusal("request rows: needs 1, has 0; 2 requests run", admission.ROWS, 1, 1)
 OPEN = admission.Refusal("not known: it needs 20 tokens")
