@@ -29,6 +29,9 @@ strict leak check, so that it is FROZEN_KV_MTP on v2 that is held against v1's t
 others than v1's, and so are the requests that are aborted; such a one must have the same tokens as
 far as it came. A server that stays on v1 fails the run.
 
+With --watch the second run has ``SGLANG_TRTLLM_MHA_DEBUG=watch``, as people leave it on, in place
+of every tracer: nothing stops it, and it must tell nothing.
+
 The exit code is 0 if both runs complete without a finding and, on the CPU engine, with the same
 tokens and an equal replay. It is 1 if not, and 2 for wrong arguments.
 """
@@ -52,6 +55,7 @@ from workloads.shapes import DRAFTS, SHAPES
 from g4debug import discovery
 from g4debug.cpu.server import DEFAULT
 from g4debug.dumps import reading
+from g4debug.settings import WATCH
 
 STRESS = "seed=11;abort-request=4%on;forced-retract=4%on;radix-evict=5%on(512)"
 # Short requests, many of them, in pools for a third of those that run.
@@ -66,6 +70,8 @@ STAYS = re.compile(r"frozen-kv-mtp-v2: not used, so the server stays on v1: (.*)
 BACKENDS = ("prefill_attention_backend", "decode_attention_backend")
 # A retracted request waits behind all others: in a long queue it is rightly told that it starves.
 STARVED = "starved"
+# In the line at start of a scheduler that has something armed: by watch, or by anything else.
+ARMED = re.compile(r"^g4debug \S+ \[scheduler\] armed: (?!none )[^()]+\((watch, )?", re.M)
 WAITED = "The flight recorder told that a request starved: a retracted one waits behind all others."
 TIMEOUT = 3600.0  # seconds of one run
 CONSERVATIVE = 0.1  # with --clients SGLang lets in more requests than there is room for
@@ -77,11 +83,9 @@ def run(armed: bool, args: Namespace, folder: Path, console: Console) -> Outcome
     env = {**({} if args.clients else {"G4DEBUG_FAULTS": STRESS}), **(V2 if v2 else {})}
     waves = WAVES if args.clients else 1
     if armed:
-        env |= {
-            "G4DEBUG_TRACE": ",".join(tracers.on_one_rank()),
-            "G4DEBUG_LEAK_STEPS": "16",
-            "SGLANG_TRTLLM_MHA_DEBUG_DIR": str(folder / "dumps"),
-        }
+        every = {"G4DEBUG_TRACE": ",".join(tracers.on_one_rank()), "G4DEBUG_LEAK_STEPS": "16"}
+        env |= {"SGLANG_TRTLLM_MHA_DEBUG": WATCH} if args.watch else every
+        env["SGLANG_TRTLLM_MHA_DEBUG_DIR"] = str(folder / "dumps")
     # The GPU's arguments switch overlap scheduling off on 0.5.12.post1, and v2 is made of it.
     engine: dict[str, Any] = {
         **ENGINE[args.device],
@@ -123,6 +127,16 @@ def counts(text: str) -> str:
         f"Aborts: {aborted}. Retractions: {retracted}. Forced evictions: {evicted}. "
         f"Prompt tokens that came from the prefix cache: {cached}."
     )
+
+
+def unarmed(text: str, watch: bool) -> str:
+    """What is wrong if the scheduler did not have armed what was asked for; '' if it had."""
+    found = ARMED.search(text)
+    if found is None:
+        return "The log has no line that says what is armed, so the silence says nothing."
+    if watch != bool(found[1]):
+        return f"Expected {'watch' if watch else 'every tracer'}, got: {found[0].strip(' (')}"
+    return ""
 
 
 def unstressed(text: str, clients: bool = False) -> str:
@@ -193,6 +207,11 @@ def main() -> int:
         help="no fault: each request is sent on its own, some clients go away, and a few more "
         "come behind a flush. What is retracted and evicted is for want of room",
     )
+    parser.add_argument(
+        "--watch",
+        action="store_true",
+        help="the armed run has SGLANG_TRTLLM_MHA_DEBUG=watch in place of every tracer",
+    )
     parser.keep("logs and dumps")
     parser.add_argument(
         "--v2", action="store_true", help="the armed run has FROZEN_KV_MTP on v2 (0.5.12.post1)"
@@ -217,8 +236,9 @@ def main() -> int:
         plain = run(False, args, kept.folder, console)
         told(console, "Without tracers", plain)
         armed = run(True, args, kept.folder, console)
-        told(console, "With every tracer", armed)
-        wrong = stayed_on_v1(armed.text) if args.v2 else ""
+        told(console, "With watch" if args.watch else "With every tracer", armed)
+        wrong = unarmed(armed.text, args.watch) if armed.completed else ""
+        wrong = wrong or (stayed_on_v1(armed.text) if args.v2 else "")
         if args.grammar and armed.completed:
             ended = ended_by(armed, "stop")  # answers without a grammar ignore the end
             wrong = wrong or ("" if ended else "No answer was ended by its grammar.")

@@ -71,9 +71,31 @@ def asked(soak, **given):
     usual = {
         "device": "cpu", "requests": 1, "backend": "", "v2": False, "model": "gemma-4", "draft": "",
         "tp": 1, "tokens": 0, "together": 0, "longest": 0, "sampled": False, "grammar": False,
-        "clients": False,
+        "clients": False, "watch": False,
     }  # fmt: skip
     return soak.Namespace(**{**usual, **given})
+
+
+@pytest.mark.parametrize("watch", [True, False])
+def test_watch_is_armed_as_people_arm_it(soak, monkeypatch, tmp_path, watch):
+    seen = []
+    monkeypatch.setattr(soak.mixed, "run", lambda *given, **more: seen.append(given))
+    monkeypatch.setattr(soak.tracers, "on_one_rank", lambda: ["page-table"])
+    soak.run(True, asked(soak, watch=watch), tmp_path, soak.Console(quiet=True))
+    environment = seen[0][1]
+    assert environment.get("SGLANG_TRTLLM_MHA_DEBUG") == ("watch" if watch else None)
+    assert ("G4DEBUG_TRACE" in environment) is not watch
+
+
+def test_a_run_in_which_nothing_was_armed_is_no_pass(soak):
+    said = "x\ng4debug 1.0.0 [scheduler] armed: {}; SGLang 0.5.23; fixes: 6 in force\ny"
+    assert "says what is armed" in soak.unarmed("The server is fired up", False)
+    assert "says what is armed" in soak.unarmed(said.format("none (raise)"), False)
+    every, watch = "flight-recorder, page-table (raise)", "flight-recorder, page-table (watch, log)"
+    assert soak.unarmed(said.format(every), False) == ""
+    assert soak.unarmed(said.format(watch), True) == ""
+    assert "Expected watch, got: g4debug 1.0.0" in soak.unarmed(said.format(every), True)
+    assert "Expected every tracer, got:" in soak.unarmed(said.format(watch), False)
 
 
 def test_sizes_of_production_are_those_of_the_server(soak, monkeypatch, tmp_path):
