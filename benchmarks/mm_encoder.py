@@ -3,21 +3,30 @@
     python benchmarks/mm_encoder.py --tower E2B|26B-A4B [--rounds 20] [--out FILE.csv]
         [--profile FILE.txt]
 
-It runs SGLang's own ModelRunner and Gemma4ForConditionalGeneration in one process, with seeded
+It runs SGLang's own Scheduler and Gemma4ForConditionalGeneration in one process, with seeded
 weights of the published sizes (the towers are 768 wide with 16 layers, and 1152 wide with 27
 layers). The ways take turns:
 
 alone: SGLang's loop over images, and its layers. together: mm-batched-encoder with SGLang's layers.
 fused: mm-batched-encoder and vision-layer. Before the first round it is checked that each way runs
-the layers that it says, and calls the tower as often as it says.
+the layers that it says, and calls the tower as often as it says, in the encoder and in a prefill.
 
 encoder is the time of get_image_feature for the 6 images. end to end is the time of the whole
-prefill of a prompt of 1670 tokens with them, up to the logits; it is measured up to 0.5.13, whose
-scheduler still makes a batch that a ModelRunner takes. Pictures are not decoded or cut into
+prefill of a prompt of 1670 tokens with them: from the scheduler's queue, in which the request
+waits alone, to its first token, which has to be the same in the three ways (same token). The
+scheduler has SGLang's defaults, but for these: no CUDA graphs, so that all three ways run each
+layer's operations one by one; no overlap, because there is nothing beside one request; no prefix
+cache and an embedding cache of size 0, so that each prefill encodes its pictures; pools of 16384
+tokens. All prefills have the same pages. Pictures are not decoded or cut into
 patches here, because the tokenizer process does that, in the same way for all. peak is how many
 bytes of device memory the encoder allocates. The relative
-error compares the embeddings with those of alone. --profile writes a table for each way with
+error compares the embeddings with those of alone. logits apart (in the CSV) is how far a logit of
+the first token is from that of alone at most, and margin how far alone's two best are from each
+other: another token is a rounding's work only where the first is more than half the second.
+--profile writes a table for each way with
 the 30 most costly kernels of the encoder (on a CPU: operators).
+
+The results of 0.5.12.post1 are older: end to end is of a ModelRunner there, up to the logits.
 """
 
 from __future__ import annotations
@@ -27,7 +36,6 @@ import os
 import tempfile
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from measuring import in_process, mm_ways, options, results
@@ -58,8 +66,30 @@ def config(tower: str) -> dict[str, Any]:
     return multimodal.config(text or geometries()["26B-A4B"], vision, **TOKENS)
 
 
-def runner(model: Path, device: str, attention: str | None) -> Any:
-    """A ModelRunner of the model, with g4debug's hooks in place as in a server."""
+def arguments(model: Path, device: str, attention: str | None) -> dict[str, Any]:
+    """SGLang's, by their names in 0.5.12.post1; a whole engine starts with them, too."""
+    given: dict[str, Any] = {
+        "model_path": str(model),
+        "load_format": "dummy",
+        "skip_tokenizer_init": True,
+        "disable_radix_cache": True,
+        "disable_cuda_graph": True,
+        "disable_piecewise_cuda_graph": True,
+        "disable_overlap_schedule": True,
+        "max_total_tokens": 16_384,
+        "grammar_backend": "none",
+        "random_seed": 0,
+    }
+    if device == "cpu":
+        from g4debug.cpu.server import BASE
+
+        return {**BASE, **given, "mm_attention_backend": "triton_attn"}
+    given |= {"dtype": "bfloat16", "attention_backend": "triton"}
+    return given | {"mm_attention_backend": attention}
+
+
+def scheduler(model: Path, device: str, attention: str | None) -> Any:
+    """A Scheduler with seeded weights, with g4debug's hooks in place as in a server."""
     from harness.arguments import as_named_here
     from served import seeded_weights
     from sglang.srt.plugins import load_plugins
@@ -68,31 +98,10 @@ def runner(model: Path, device: str, attention: str | None) -> Any:
 
     for fix in ("mm-batched-encoder", "vision-layer"):
         os.environ[fix_switch(fix)] = "1"
+    os.environ["SGLANG_VLM_CACHE_SIZE_MB"] = "0"
     seeded_weights.register()
     load_plugins()
-    arguments: dict[str, Any] = {
-        "model_path": str(model),
-        "load_format": "dummy",
-        "skip_tokenizer_init": True,
-        "disable_radix_cache": True,
-        "disable_cuda_graph": True,
-        "disable_piecewise_cuda_graph": True,
-        "max_total_tokens": 16_384,
-        "grammar_backend": "none",
-        "random_seed": 0,
-    }
-    if device == "cpu":
-        from g4debug.cpu.server import BASE
-
-        arguments = {**BASE, **arguments, "mm_attention_backend": "triton_attn"}
-    else:
-        arguments |= {"dtype": "bfloat16", "attention_backend": "triton"}
-        arguments |= {"mm_attention_backend": attention}
-    made = in_process.model_runner(as_named_here(arguments), device)
-    for layer in made.model.vision_tower.encoder.layers:
-        # Attention's logits get the size 1: if they are large, a rounding changes the answer.
-        layer.self_attn.q_norm.weight.data.fill_(layer.self_attn.head_dim**-0.5)
-    return made
+    return in_process.scheduler(as_named_here(arguments(model, device, attention)))
 
 
 def pictures(count: int, side: int, patches: int, device: Any, seed: int) -> list[Any]:
@@ -115,55 +124,13 @@ def pictures(count: int, side: int, patches: int, device: Any, seed: int) -> lis
     return items
 
 
-class Prefill:
-    """Prefills a prompt with pictures again and again, in the same pages and with other hashes."""
-
-    def __init__(self, runner: Any, side: int, patches: int, length: int) -> None:
-        self.runner, self.side, self.patches, self.length = runner, side, patches, length
-        self.soft = (side // 3) ** 2
-
-    def batch(self, items: list[Any]) -> Any:
-        import torch
-        from sglang.srt.managers.schedule_batch import MultimodalInputs, Req, ScheduleBatch
-        from sglang.srt.sampling.sampling_params import SamplingParams
-        from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
-
-        runner = self.runner
-        runner.req_to_token_pool.clear()
-        runner.token_to_kv_pool_allocator.clear()
-        ids: list[int] = [2]
-        for item in items:
-            item.offsets = [(len(ids), len(ids) + self.soft - 1)]
-            ids += [item.pad_value] * self.soft
-        ids += [10] * (self.length - len(ids))
-        request = Req("r", "", ids, SamplingParams(temperature=0, max_new_tokens=1))
-        request.multimodal_inputs = MultimodalInputs(mm_items=items)
-        request.multimodal_inputs.im_token_id = TOKENS["image_token_id"]
-        request.prefix_indices = torch.empty(0, dtype=torch.int64)
-        request.fill_ids = ids
-        request.logprob_start_len = -1
-        request.set_extend_input_len(len(ids))
-        tree = SimpleNamespace(
-            page_size=runner.server_args.page_size, device=runner.device,
-            token_to_kv_pool_allocator=runner.token_to_kv_pool_allocator,
-            is_chunk_cache=lambda: True, is_tree_cache=lambda: False,
-            supports_swa=lambda: False, supports_mamba=lambda: False, evict=lambda *a: None,
-        )  # fmt: skip
-        batch = ScheduleBatch.init_new(
-            reqs=[request], req_to_token_pool=runner.req_to_token_pool,
-            token_to_kv_pool_allocator=runner.token_to_kv_pool_allocator, tree_cache=tree,
-            model_config=runner.model_config, enable_overlap=False,
-            spec_algorithm=SpeculativeAlgorithm.NONE,
-        )  # fmt: skip
-        batch.prepare_for_extend()
-        return batch.get_model_worker_batch()
-
-    def run(self, items: list[Any]) -> Any:
-        from sglang.srt.model_executor.forward_batch_info import ForwardBatch
-
-        batch = self.batch(items)
-        forward_batch = ForwardBatch.init_new(batch, self.runner)
-        return self.runner.forward(forward_batch).logits_output.next_token_logits
+def prompt(items: list[Any], side: int, length: int) -> list[int]:
+    """A prompt of so many tokens that begins with the pictures. The items get their places."""
+    ids, soft = [2], (side // 3) ** 2
+    for item in items:
+        item.offsets = [(len(ids), len(ids) + soft - 1)]
+        ids += [TOKENS["image_token_id"]] * soft
+    return ids + [10] * (length - len(ids))
 
 
 def measure(
@@ -171,20 +138,32 @@ def measure(
 ) -> tuple[list[dict[str, Any]], str]:
     import torch
     from served.start import device_name
-    from sglang.srt.managers.mm_utils import init_mm_embedding_cache
-    from sglang.srt.managers.schedule_batch import ScheduleBatch
 
     from g4debug.fixes.paths.mm_batched_encoder import fix as mm_batched_encoder
 
     (folder / "config.json").write_text(json.dumps(config(tower)))
-    made = runner(folder, device, attention)
-    init_mm_embedding_cache(0)
-    side, patches, length = (SIDE, PATCHES, PROMPT) if device == "cuda" else (6, 45, 60)
-    whole_model = hasattr(ScheduleBatch, "get_model_worker_batch")
-    prefill = Prefill(made, side, patches, length) if whole_model else None
-    model = made.model
+    # On a CPU, where kernels are interpreted, few and small ones.
+    sizes = (IMAGES, SIDE, PATCHES, PROMPT) if device == "cuda" else (2, 6, 45, 60)
+    count, side, patches, length = sizes
+    prefill = in_process.Prefill(scheduler(folder, device, attention))
+    runner = prefill.scheduler.tp_worker.model_runner
+    model = runner.model
+    for layer in model.vision_tower.encoder.layers:
+        # Attention's logits get the size 1: if they are large, a rounding changes the answer.
+        layer.self_attn.q_norm.weight.data.fill_(layer.self_attn.head_dim**-0.5)
     ways, cuda = Ways(model), device == "cuda"
-    budget = mm_batched_encoder.budget(torch.device(made.device))
+    budget = mm_batched_encoder.budget(torch.device(runner.device))
+
+    def seen(seed: int) -> list[Any]:
+        return pictures(count, side, patches, runner.device, seed)
+
+    def asked(items: list[Any]) -> Any:
+        return in_process.request(prompt(items, side, length), items, TOKENS["image_token_id"])
+
+    def through(items: list[Any]) -> None:
+        prefill.ask(asked(items))
+        prefill.run()
+        prefill.end()
 
     def wait() -> None:
         if cuda:
@@ -193,13 +172,13 @@ def measure(
     rows: list[dict[str, Any]] = []
     with torch.no_grad():
         for way in WAYS:
-            ways.check(way, pictures(IMAGES, side, patches, made.device, 0))
+            ways.check(way, "encoder", seen(0), lambda items: model.get_image_feature(items))
+            ways.check(way, "prefill", seen(0), through)
         for number in range(-2, rounds):  # the first two warm up
             outputs, timed = {}, {}
             for way in WAYS if number % 2 else WAYS[::-1]:
                 ways.take(way)
-                seed = 100 + number  # the embedding cache has size 0
-                items = pictures(IMAGES, side, patches, made.device, seed)
+                items = seen(100 + number)
                 wait()
                 before = torch.cuda.memory_allocated() if cuda else 0
                 if cuda:
@@ -209,31 +188,37 @@ def measure(
                 wait()
                 encoder = time.perf_counter() - begin
                 peak = torch.cuda.max_memory_allocated() - before if cuda else 0
+                prefill.ask(asked(items))
+                wait()
                 begin = time.perf_counter()
-                logits = None if prefill is None else prefill.run(items)
+                logits = prefill.run()
                 wait()
                 whole = time.perf_counter() - begin
-                outputs[way] = found.float(), None if logits is None else logits.argmax(-1)
+                outputs[way] = found.float(), logits[0].float().clone(), prefill.end()
                 timed[way] = {
                     "tower": tower,
                     "round": number,
                     "way": way,
                     "encoder_s": round(encoder, 6),
-                    "end_to_end_s": round(whole, 6) if prefill is not None else "",
+                    "end_to_end_s": round(whole, 6),
                     "peak_bytes": peak,
                     "budget_bytes": budget,
                 }
-            right, token = outputs["alone"]
+            right, best, token = outputs["alone"]
+            first, second = best.topk(2).values.tolist()
             for way, row in timed.items():
                 error = float((outputs[way][0] - right).norm() / right.norm())
                 row |= {
                     "relative_error": f"{error:.2e}",
-                    "same_token": "" if token is None else torch.equal(outputs[way][1], token),
+                    "same_token": outputs[way][2] == token,
+                    "logits_apart": f"{float((outputs[way][1] - best).abs().max()):.2e}",
+                    "margin": f"{first - second:.2e}",
                 }
             rows += timed.values() if number >= 0 else []
         if table:
-            mm_ways.profile(ways, pictures(IMAGES, side, patches, made.device, 1), cuda, table)
+            mm_ways.profile(ways, seen(1), cuda, table)
     ways.take("fused")
+    in_process.close(prefill.scheduler)
     return rows, device_name()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,14 @@ class Ways:
         each = max(1, mm_batched_encoder.budget(self.tower.device) // cost)
         return -(-len(items) // each)
 
-    def check(self, way: str, items: list[Any]) -> None:
-        """Raise RuntimeError if the model makes other calls than this way should."""
+    def check(
+        self, way: str, name: str, items: list[Any], encode: Callable[[list[Any]], Any]
+    ) -> None:
+        """Raise RuntimeError if encoding the items makes other calls than this way should.
+
+        ``encode`` is the model's own function, or a whole prefill with these pictures, and
+        ``name`` is what the error calls it.
+        """
         from g4debug.fixes.paths.kernels import vision_qkv
 
         calls = {"tower": 0, "sglang's layer": 0, "kernel": 0}
@@ -57,24 +64,24 @@ class Ways:
 
         vision_qkv.vision_qkv = launch
         layers = self.tower.encoder.layers
+        fused, each = way == "fused", len(layers)
+        towers = len(items) if way == "alone" else self.passes(items, fused)
         hooks = [self.tower.register_forward_hook(lambda *_: count("tower"))]
         hooks += [n.register_forward_hook(lambda *_: count("sglang's layer")) for n in layers]
         try:
             self.take(way)
-            self.model.get_image_feature(items)
+            encode(items)
         finally:
             vision_qkv.vision_qkv = real
             for hook in hooks:
                 hook.remove()
-        fused, each = way == "fused", len(layers)
-        towers = len(items) if way == "alone" else self.passes(items, fused)
         expected = {
             "tower": towers,
             "sglang's layer": 0 if fused else towers * each,
             "kernel": towers * each if fused else 0,
         }
         if calls != expected:
-            raise RuntimeError(f"{way}: got calls {calls}, expected {expected}")
+            raise RuntimeError(f"{way}, {name}: got calls {calls}, expected {expected}")
 
 
 def profile(ways: Ways, items: list[Any], cuda: bool, out: Path) -> None:
@@ -100,17 +107,15 @@ def profile(ways: Ways, items: list[Any], cuda: bool, out: Path) -> None:
 def summarise(rows: list[dict[str, Any]]) -> None:
     """Print medians, paired speed-ups and errors. SystemExit if a pass took too much memory."""
     budget = rows[0]["budget_bytes"]
-    whole = rows[0]["end_to_end_s"] != ""
-    timed = ("encoder_s", "end_to_end_s") if whole else ("encoder_s",)
+    timed = ("encoder_s", "end_to_end_s")
     print("tower     way       encoder ms   end to end ms   peak MiB   rel. error   same token")
     peaks = {}
     for way in WAYS:
         mine = [r for r in rows if r["way"] == way]
         ms = [f"{statistics.median(r[n] for r in mine) * 1000:.2f}" for n in timed]
-        ms += ["not here"] * (2 - len(ms))
         peaks[way] = max(r["peak_bytes"] for r in mine)
         error = max(float(r["relative_error"]) for r in mine)
-        same = f"{sum(r['same_token'] for r in mine)} of {len(mine)}" if whole else "not here"
+        same = f"{sum(r['same_token'] for r in mine)} of {len(mine)}"
         print(
             f"{mine[0]['tower']:8s}  {way:8s}  {ms[0]:>10s}   {ms[1]:>13s}   "
             f"{peaks[way] / 2**20:8.0f}   {error:10.1e}   {same:>10s}"
@@ -120,6 +125,12 @@ def summarise(rows: list[dict[str, Any]]) -> None:
         for way in WAYS[1:]:
             what = f"{way} over alone, {name.removesuffix('_s').replace('_', ' ')}"
             print(f"speed-up, {what}: {spread([r['alone'] / r[way] for r in rounds])}")
+    for row in rows:
+        if not row["same_token"]:
+            print(
+                f"round {row['round']}, {row['way']}: another first token; a logit is up to "
+                f"{row['logits_apart']} from alone's, whose two best are {row['margin']} apart"
+            )
     print(f"budget {budget / 2**20:.0f} MiB")
     over = [way for way in WAYS[1:] if peaks[way] > budget]
     if over:

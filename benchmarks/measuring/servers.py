@@ -52,7 +52,7 @@ class Server:
 
             environment = cpu.environment(environment)
         if variant.plugin:
-            place = [str(_distribution(variant.plugin, folder)), str(BENCHMARKS)]
+            place = [str(distribution(variant.plugin, folder)), str(BENCHMARKS)]
             environment["PYTHONPATH"] = os.pathsep.join([*place, environment.get("PYTHONPATH", "")])
         self.log = (folder / f"{name}.log").open("wb")
         program = str(BENCHMARKS / "served" / "start.py")
@@ -144,7 +144,7 @@ def in_turns(names: Iterable[str], rounds: int) -> Iterator[tuple[int, list[str]
         yield number, order[::-1] if number % 2 else order
 
 
-def _distribution(plugin: str, folder: Path) -> Path:
+def distribution(plugin: str, folder: Path) -> Path:
     """A folder for PYTHONPATH in which SGLang's plugin loader finds the entry of ``plugin``."""
     place = folder / f"site-{plugin}"
     info = place / f"benchmark_{plugin}-0.dist-info"
