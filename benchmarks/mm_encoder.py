@@ -16,15 +16,17 @@ prefill of a prompt of 1670 tokens with them: from the scheduler's queue, in whi
 waits alone, to its first token, which has to be the same in the three ways (same token). The
 scheduler has SGLang's defaults, but for these: no CUDA graphs, so that all three ways run each
 layer's operations one by one; no overlap, because there is nothing beside one request; no prefix
-cache and an embedding cache of size 0, so that each prefill encodes its pictures; pools of 16384
-tokens. All prefills have the same pages. Pictures are not decoded or cut into
-patches here, because the tokenizer process does that, in the same way for all. peak is how many
-bytes of device memory the encoder allocates. The relative
-error compares the embeddings with those of alone. logits apart (in the CSV) is how far a logit of
-the first token is from that of alone at most, and margin how far alone's two best are from each
-other: another token is a rounding's work only where the first is more than half the second.
---profile writes a table for each way with
-the 30 most costly kernels of the encoder (on a CPU: operators).
+cache and an embedding cache of size 0, so that each prefill encodes its pictures; text attention on
+triton; pools of 16384 tokens. All prefills have the same pages. Pictures are not decoded or cut
+into patches here, because the tokenizer process does that, in the same way for all. peak is how
+many bytes of device memory the encoder allocates.
+
+The relative error compares the embeddings with those of alone. In the CSV, logits_apart is how far
+a logit of the first token is at most from alone's, and margin how far alone's two best are from
+each other. A margin of more than twice logits_apart leaves no other token. The weights are random,
+so margins can be small: another token than alone's is to be read with both.
+--profile writes a table for each way with the 30 most costly kernels of the encoder (on a CPU:
+operators).
 
 The results of 0.5.12.post1 are older: end to end is of a ModelRunner there, up to the logits.
 """
@@ -170,10 +172,12 @@ def measure(
             torch.cuda.synchronize()
 
     rows: list[dict[str, Any]] = []
+    slots: list[int] = []
     with torch.no_grad():
         for way in WAYS:
             ways.check(way, "encoder", seen(0), lambda items: model.get_image_feature(items))
             ways.check(way, "prefill", seen(0), through)
+            slots = slots or prefill.slots
         for number in range(-2, rounds):  # the first two warm up
             outputs, timed = {}, {}
             for way in WAYS if number % 2 else WAYS[::-1]:
@@ -195,6 +199,8 @@ def measure(
                 wait()
                 whole = time.perf_counter() - begin
                 outputs[way] = found.float(), logits[0].float().clone(), prefill.end()
+                if prefill.slots != slots:
+                    raise RuntimeError(f"{way}, round {number}: the prefill has other pages")
                 timed[way] = {
                     "tower": tower,
                     "round": number,
@@ -218,7 +224,6 @@ def measure(
         if table:
             mm_ways.profile(ways, seen(1), cuda, table)
     ways.take("fused")
-    in_process.close(prefill.scheduler)
     return rows, device_name()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
 import inspect
 from array import array
@@ -33,15 +34,11 @@ def scheduler(arguments: dict[str, Any]) -> Any:
             f"{', '.join(unknown)}, which are not known here; run_scheduler_process in "
             "sglang/srt/managers/scheduler.py shows what they are in a server."
         )
-    return Scheduler(**{name: value for name, value in given.items() if name in takes})
-
-
-def close(scheduler: Any) -> None:
-    """Remove the file in shared memory in which a Scheduler says how busy it is, if it has one."""
-    writer = getattr(scheduler, "load_snapshot_writer", None)
-    if path := getattr(writer, "path", None):
-        writer.close()
-        Path(path).unlink()
+    made = Scheduler(**{name: value for name, value in given.items() if name in takes})
+    # It says in shared memory how busy it is (from 0.5.13 on), and leaves the file there.
+    if path := getattr(getattr(made, "load_snapshot_writer", None), "path", None):
+        atexit.register(Path(path).unlink)
+    return made
 
 
 def _publish(args: Any) -> None:
@@ -88,7 +85,8 @@ class Prefill:
     def __init__(self, scheduler: Any) -> None:
         self.scheduler = scheduler
         takes = inspect.signature(scheduler.get_next_batch_to_run).parameters
-        self._planned = "running_batch" in takes  # from 0.5.18 on, or earlier
+        self._planned = "running_batch" in takes  # not up to 0.5.14
+        self.slots: list[int] = []  # where the last one's KV was
         self._batch: Any = None
         self._result: Any = None
 
@@ -124,6 +122,7 @@ class Prefill:
     def end(self) -> int:
         """The token. The pools are empty again, so that the next request gets the same pages."""
         (finished,) = self._batch.reqs
+        self.slots = self._batch.out_cache_loc.tolist()
         self.scheduler.process_batch_result(self._batch, self._result)
         self._batch = self._result = None
         if not finished.finished() or not self.scheduler.flush_cache(empty_cache=False):

@@ -28,7 +28,6 @@ def in_process(mm_encoder, model):
         prefill.ask(mm_encoder.in_process.request(ids, items, mm_encoder.TOKENS["image_token_id"]))
         logprobs = prefill.run().log_softmax(-1)[0]
         token = prefill.end()
-    mm_encoder.in_process.close(prefill.scheduler)
     best = logprobs.topk(BEST)
     return token, best.indices.tolist(), best.values.tolist()
 
