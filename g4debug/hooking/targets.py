@@ -611,6 +611,11 @@ def absent(*sites: str) -> tuple[str, ...]:
 # The abilities of a release. No other module asks for releases.
 
 
+def ran_all_values() -> bool:
+    """True if spec-lifecycle followed all values of a step on a GPU, with temperatures and grammars."""
+    return matches("==0.5.23")
+
+
 def has_war_barrier() -> bool:
     """True if SGLang waits for a forward's reads before it changes what the forward reads."""
     return path("scheduler.war_barrier") is not None

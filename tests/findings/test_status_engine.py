@@ -137,7 +137,7 @@ def test_a_live_server_tells_its_status_and_its_metrics(tmp_path, capsys):
         finally:
             psutil.Process(scheduler["pid"]).resume()
         assert code == 1
-        assert "stuck" in told["headline"]
+        assert "the process is stopped" in told["headline"]
 
 
 def test_a_step_that_cannot_be_recorded_stops_nothing_else(failing):
