@@ -612,7 +612,7 @@ def absent(*sites: str) -> tuple[str, ...]:
 
 
 def ran_all_values() -> bool:
-    """True if spec-lifecycle followed all values of a step on a GPU, with temperatures and grammars."""
+    """True if all values of a step were followed on a GPU, with temperatures and grammars."""
     return matches("==0.5.23")
 
 
