@@ -60,6 +60,13 @@ def paths() -> list[str]:
     return [n for n, path in found.items() if path.eligible and path.is_for_this_release]
 
 
+def switched(on: bool) -> dict[str, str]:
+    """The variables that switch all of these paths on, or off."""
+    from g4debug.settings import fix_switch
+
+    return {fix_switch(path): str(int(on)) for path in paths()}
+
+
 def active(log: str) -> list[str]:
     """The paths that a server's log says are active in the layers of a decode.
 
@@ -95,15 +102,13 @@ def engine(model: Path, overrides: dict[str, Any]) -> dict[str, Any]:
 
 def measure(name: str, rounds: int, overrides: dict[str, Any], folder: Path) -> Any:
     """The rows of the CSV, the device's name, and the paths that are active on the one server."""
-    from g4debug.settings import fix_switch
-
     model = folder / name
     model.mkdir()
     (model / "config.json").write_text(json.dumps(geometries()[name]))
     arguments, plugin = engine(model, overrides), "seeded_weights"
     variants = {
-        "off": Variant({fix_switch(p): "0" for p in paths()}, arguments, plugin=plugin),
-        "on": Variant({fix_switch(p): "1" for p in paths()}, arguments, plugin=plugin),
+        "off": Variant(switched(False), arguments, plugin=plugin),
+        "on": Variant(switched(True), arguments, plugin=plugin),
     }
     rows = []
     with all_up(variants, "cuda", folder) as (servers, hello):

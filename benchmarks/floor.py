@@ -83,17 +83,17 @@ def parts(g: Geometry, batch: int, context: int, tokens: int) -> Iterator[Part]:
     matrices = of_target(g)
     yield Part(VERIFY, "weights", BYTES * matrices, 2 * rows * matrices)
     yield Part(VERIFY, "rows of the embeddings", BYTES * rows * (g.hidden + g.layers * g.ple), 0)
-    owners = sorted({g.kv_owner(layer) for layer in layers})
+    owners = {g.kv_owner(layer) for layer in layers}
     read = sum(kv_numbers(g, layer, context) for layer in owners)
     attended = sum(attention(g, layer, context) for layer in layers)
     yield Part(VERIFY, "KV", BYTES * batch * read, rows * attended)
     small = of_draft(g)
     yield Part(DRAFT, "weights", BYTES * small, 2 * batch * small)
     # Of the head only the tokens of the best centroids, which differ from request to request.
-    scored = min(g.centroid_top_k * (g.vocab // g.centroids) * batch, g.vocab) * g.assistant_hidden
-    each = g.centroid_top_k * (g.vocab // g.centroids) * g.assistant_hidden
-    yield Part(DRAFT, "its head", BYTES * scored, 2 * batch * each)
-    theirs = sorted({g.kv_owner(layer) for layer in g.mirrored})
+    each, width = g.centroid_top_k * (g.vocab // g.centroids), g.assistant_hidden
+    read = min(each * batch, g.vocab) * width
+    yield Part(DRAFT, "its head", BYTES * read, 2 * batch * each * width)
+    theirs = {g.kv_owner(layer) for layer in g.mirrored}
     read = sum(kv_numbers(g, layer, context) for layer in theirs)
     attended = sum(attention(g, layer, context) for layer in g.mirrored)
     yield Part(DRAFT, "KV", BYTES * batch * read, batch * attended)

@@ -56,7 +56,7 @@ VARIANTS = {
     "ours-blocks": Variant({**ON, **BLOCKS}, engine=OVERLAP),
     "upstream": Variant(engine=OVERLAP),
 }
-PATHS = {"off": "0", "on": "1"}  # the variants of the performance paths, and the switch of each
+PATHS = {"off": False, "on": True}  # the variants of the performance paths
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "cuda": {**models.FOR_64, "max_total_tokens": 64 * 1000, "chunked_prefill_size": 8192,
              # Of the memory that is free at start; the pools are as large as the line above says.
@@ -70,11 +70,9 @@ def known(name: str) -> Variant:
     """The variant of this name."""
     if name not in PATHS:
         return VARIANTS[name]
-    from decode_paths import paths
+    from decode_paths import switched
 
-    from g4debug.settings import fix_switch
-
-    return Variant({fix_switch(path): PATHS[name] for path in paths()}, engine=OVERLAP)
+    return Variant(switched(PATHS[name]), engine=OVERLAP)
 
 
 def default_variants(upstream_python: str) -> list[str]:

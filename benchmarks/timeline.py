@@ -74,8 +74,8 @@ def events(path: Path) -> list[dict[str, Any]]:
     return [e for e in found if e.get("ph") == "X" and e.get("cat") in (*ON_GPU, *ON_HOST)]
 
 
-def kinds(found: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, float, float, int]]:
-    """(kind, begin, end, launch) of all that ran on the GPU.
+def kinds(found: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, float, float, int, str]]:
+    """(kind, begin, end, launch, name) of all that ran on the GPU.
 
     Raises ValueError if no CUDA graph was replayed.
     """
@@ -96,7 +96,7 @@ def kinds(found: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, float, floa
         launch = e["args"].get("correlation", 0)
         count = nodes.get(launch, 0)
         kind = OTHER if not count else TARGET if 2 * count > most else DRAFT
-        yield kind, e["ts"], e["ts"] + e["dur"], launch if count else 0
+        yield kind, e["ts"], e["ts"] + e["dur"], launch if count else 0, e["name"]
 
 
 def waits(event: Mapping[str, Any]) -> bool:
@@ -117,13 +117,15 @@ def joined(spans: Iterable[Span], close: float = CLOSE) -> list[Span]:
     return made
 
 
-def edges_of(on_gpu: Iterable[tuple[str, float, float, int]], name: str, steps: int) -> list[float]:
+def edges_of(
+    on_gpu: Iterable[tuple[str, float, float, int, str]], name: str, steps: int
+) -> list[float]:
     """Where ``steps`` steps from the middle begin, and where the last ends.
 
     Raises ValueError if there are fewer.
     """
     begins: dict[int, float] = {}
-    for kind, begin, _, launch in on_gpu:
+    for kind, begin, _, launch, _ in on_gpu:
         if kind == TARGET:
             begins[launch] = min(begin, begins.get(launch, begin))
     edges = sorted(begins.values())
@@ -147,9 +149,8 @@ def kernels(
     """
     on_gpu = list(kinds(found))
     edges = edges_of(on_gpu, f"{variant}-{batch}", steps)
-    names = [e["name"] for e in found if e["cat"] in ON_GPU]
     sums: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0, 0.0])
-    for name, (kind, begin, end, _) in zip(names, on_gpu, strict=True):
+    for kind, begin, end, _, name in on_gpu:
         if edges[0] <= begin < edges[-1]:
             of = sums[kind, name]
             of[0] += 1
@@ -186,7 +187,7 @@ def cut(found: Sequence[Mapping[str, Any]], variant: str, batch: int, steps: int
     on_gpu = list(kinds(found))
     edges = edges_of(on_gpu, f"{variant}-{batch}", steps)
     spans: dict[str, list[Span]] = defaultdict(list)
-    for kind, begin, end, _ in on_gpu:
+    for kind, begin, end, _, _ in on_gpu:
         spans[kind].append((begin, end))
     launcher = statistics.mode(e["tid"] for e in found if "GraphLaunch" in e["name"])
     for e in found:

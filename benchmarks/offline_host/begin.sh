@@ -2,8 +2,8 @@
 # bash benchmarks/offline_host/begin.sh PARTS TARGET JOBS OUT SECONDS [MORE ...]
 # On the GPU host, in the clone: puts PARTS (pack.py's) together in TARGET, if it is not there yet, lets SGLang
 # find g4debug there and in MORE (folders of other releases), and begins with JOBS (see gpu_queue.py) in a session
-# of its own, so that they go on when this shell ends. A GPU has five shares. If a server would run without g4debug, nothing is begun: its
-# exit code is 1.
+# of its own, so that they go on when this shell ends. A GPU has five shares. If a server would run without g4debug,
+# nothing is begun: its exit code is 1.
 set -euo pipefail
 parts=$1 target=$2 jobs=$3 out=$4 seconds=$5; shift 5
 here=$(cd "$(dirname "$0")/../.." && pwd)

@@ -15,7 +15,7 @@ import re
 import stat
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 NAME = "g4debug-status"
@@ -84,12 +84,9 @@ def ask(pid: int, question: bytes) -> bytes:
     if path is None:
         raise StatusFileError("it shows no status")
     try:
-        fd = os.open(path, os.O_RDWR)
-        try:
+        with _opened(path) as fd:
             before = os.pread(fd, ASKED_BYTES, _ASKED_AT)
             os.pwrite(fd, question, _ASKED_AT)
-        finally:
-            os.close(fd)
     except OSError as e:
         raise StatusFileError(f"it cannot be asked: {e.strerror}") from e
     return before
@@ -105,15 +102,21 @@ def withdraw(pid: int, question: bytes, before: bytes) -> None:
     if path is None:
         return
     try:
-        fd = os.open(path, os.O_RDWR)
-        try:
+        with _opened(path) as fd:
             if os.pread(fd, ASKED_BYTES, _ASKED_AT) == question:
                 os.ftruncate(fd, _ASKED_AT)
                 os.pwrite(fd, before, _ASKED_AT)
-        finally:
-            os.close(fd)
     except OSError as e:
         raise StatusFileError(f"it cannot be told: {e.strerror}") from e
+
+
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[int]:
+    fd = os.open(path, os.O_RDWR)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def _path(pid: int) -> str | None:

@@ -276,11 +276,12 @@ class AllocHooks:
             lists.entered += 1
             pages = tokens[:: pool.page_size] // pool.page_size
             strays = partial(self._strays, pool, "alloc", tokens, where, pages)
-            pair = partial(self._pair, pool, pages, _NONE, tokens)
+            entries: Iterable[Callable[[], Any]]
             if each is None:
-                _all(strays, *self._entries(pool, "alloc", pages, shares, where), pair)
+                entries = self._entries(pool, "alloc", pages, shares, where)
             else:
-                _all(strays, partial(self._one_each, pool, "alloc", pages, each, where), pair)
+                entries = (partial(self._one_each, pool, "alloc", pages, each, where),)
+            _all(strays, *entries, partial(self._pair, pool, pages, _NONE, tokens))
 
         self.ledger.post(out, self.registry.once(enter))
 

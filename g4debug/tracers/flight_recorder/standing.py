@@ -27,7 +27,6 @@ OLD = 2.0  # seconds; what doctor shows says its age if it is older
 SHOWN = 8  # requests that doctor shows
 NAMED = 4  # requests whose reasons are in a finding
 SHARE = 500  # a look takes at most one part in so many of the time
-LONG = 600.0
 BY_POLICY = "only requests of a higher priority have overtaken it, as the server's policy wants"
 QUIET = 3600.0  # seconds; the most that pass before starved requests are told again
 
@@ -35,7 +34,7 @@ QUIET = 3600.0  # seconds; the most that pass before starved requests are told a
 class Standing:
     """long: a request that was overtaken and gets nowhere for so many seconds starves."""
 
-    long: ClassVar[float] = LONG
+    long: ClassVar[float] = 600.0
 
     def __init__(self, context: Context, progress: Progress) -> None:
         self.context, self.progress = context, progress
