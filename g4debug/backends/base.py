@@ -46,6 +46,8 @@ class Sites(Protocol):
 
     def replace(self, site: str, name: str, hook: Callable[..., Any]) -> None: ...
 
+    def own(self, site: str) -> Callable[..., Any] | None: ...
+
 
 class Guarding(Protocol):
     """The tracer, as an adapter calls it at a hand-over."""
@@ -341,14 +343,16 @@ class ListAdapter(Adapter):
     def lists(self, backend: Any, layer: Any, guard: Guarding) -> TokenLists | None:
         """The list for the kernel of this layer. None, with a limit, if it cannot be judged."""
 
-    def hand_over(self, backend: Any, layer: Any, batch: Any, guard: Guarding) -> None:
-        """Have the list of a layer judged, unless a layer before it got the same one."""
+    def hand_over(self, backend: Any, layer: Any, batch: Any, guard: Guarding) -> bool:
+        """Have the list of a layer judged. True if a layer before it got the same one, so that
+        nothing was to be done."""
         entries = self.entries_of(backend, layer)
         if entries is not None and guard.listed(entries, backend, layer):
-            return
+            return True
         lists = self.lists(backend, layer, guard)
         if lists is not None:
             guard.token_lists(self, lists, backend, layer, batch)
+        return False
 
     @abstractmethod
     def all_lists(self, backend: Any, static: int | None) -> dict[str, tuple[Any, Any]]:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from g4debug.backends.aside import Aside
 from g4debug.backends.base import Guarding, ListAdapter, Sites
 from g4debug.backends.handed_over import TokenLists
 from g4debug.hooking import targets
@@ -82,7 +83,10 @@ class Triton(ListAdapter):
         self._step: dict[int, tuple[int, int, int]] = {}
 
     def install(self, context: Sites, guard: Guarding) -> None:
+        aside = Aside({"forward_extend": "attn.triton.extend"}, context.own)
+
         def after_metadata(result: Any, backend: Any, forward_batch: Any) -> Any:
+            aside.begin(backend, forward_batch.forward_mode.name)
             self.note(backend, forward_batch, captured=False)
             return result
 
@@ -103,12 +107,14 @@ class Triton(ListAdapter):
                 seq_lens=seq_lens,
                 spec_info=spec_info,
             )
+            aside.begin(backend)
             self.note(backend, batch, captured=True)
             return result
 
         def after_out_graph(
             result: Any, backend: Any, forward_batch: Any, in_capture: bool = False
         ) -> Any:
+            aside.begin(backend)
             if in_capture:
                 self.note(backend, forward_batch, captured=True)
             return result
@@ -130,7 +136,11 @@ class Triton(ListAdapter):
             *args: Any,
             **kwargs: Any,
         ) -> None:
-            self.hand_over(backend, layer, forward_batch, guard)
+            if self.hand_over(backend, layer, forward_batch, guard):
+                aside.again(backend)
+            else:
+                lists = self.all_lists(backend, None).values()
+                aside.judged(backend, self.entries_of(backend, layer), (of[0] for of in lists))
 
         context.after("attn.triton.metadata", after_metadata)
         if targets.captures_apart():

@@ -284,6 +284,21 @@ class Hooks:
             return getattr(found, "__func__", found)
         raise LookupError(f"the module of {dotted} is not loaded any more")
 
+    def own(self, site: str, owner: str) -> Around | None:
+        """SGLang's own function at a site. None if it must not be called in place of the hooked
+        one, because somebody else than ``owner`` has a hook there, or a wrapper around ours.
+        """
+        if set(self.owners(site)) != {owner}:
+            return None
+        try:
+            function = self.at(site)
+        except LookupError:
+            return None
+        if chain.registered(function) is not self._installed.get(site):
+            return None
+        found: Around | None = chain.original(function)
+        return found
+
     @property
     def installed(self) -> dict[str, tuple[str, Around]]:
         """Site -> its dotted path and our hook, as SGLang got them."""

@@ -156,6 +156,10 @@ class Context:
 
         self.hooks.around(site, Order.TRACER, self.tracer_id, around)
 
+    def own(self, site: str) -> Callable[..., Any] | None:
+        """SGLang's own function at a site. None if anybody but this tracer has a hook there."""
+        return self.hooks.own(site, self.tracer_id)
+
     def on_exception(
         self, site: str, hook: Callable[[], None], order: Order = Order.TRACER
     ) -> None:

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from g4debug.backends import adapter_of, adapters, names, phases
+from g4debug.backends.aside import come_back
 from g4debug.fixes.paths.yoco_fast_prefill import forwards
 from g4debug.fixes.triton_decode_window import whole_window
 
@@ -75,6 +76,7 @@ class Cut:
                 setattr, self.backend, "forward_metadata", self.backend.forward_metadata
             )
             self.backend.forward_metadata = self.metadata
+            come_back(self.backend)
             # A hybrid backend would give a decode step to its other half.
             self._put_back.enter_context(forwards.attention_on(self.backend, self.batch))
             self.positions = positions[self.rows]

@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from g4debug.backends import installed, names, phases
+from g4debug.backends import aside, installed, names, phases
 from g4debug.backends.base import PHASES, Adapter
 from g4debug.backends.handed_over import PageTable, TokenLists
 from g4debug.combinations.seen import ENCODER, NO_DRAFT, running
@@ -85,6 +85,10 @@ class PageTableTracer(DeviceCheck[CheckedTable, Cell]):
                 adapter.install(self.context, self)
         self.follow()
         self.context.after("scheduler.init", self.after_scheduler_init)
+
+    def before_run_batch(self, *args: Any, **kwargs: Any) -> None:
+        aside.step()
+        super().before_run_batch()
 
     def after_run_batch(
         self, result: Any, scheduler: Any, batch: Any = None, *args: Any, **kwargs: Any
