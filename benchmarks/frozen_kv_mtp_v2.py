@@ -55,6 +55,7 @@ VARIANTS = {
     "v1-blocks": Variant(BLOCKS, engine=OVERLAP),
     "ours-blocks": Variant({**ON, **BLOCKS}, engine=OVERLAP),
     "upstream": Variant(engine=OVERLAP),
+    "verify": Variant({"G4DEBUG_FIX_VERIFY_ATTENTION": "1"}, engine=OVERLAP),
 }
 PATHS = {"off": False, "on": True}  # the variants of the performance paths
 ARGUMENTS: dict[str, dict[str, Any]] = {
