@@ -158,7 +158,7 @@ def test_a_full_disk_costs_no_evidence(watch, tmp_path, caplog):
 def test_the_core_dump_of_one_that_was_aborted_is_read_and_goes(
     watch, tmp_path, monkeypatch, caplog, mode, folder, stays
 ):
-    """NCCL's watchdog calls abort() before Python sees the CUDA error. The core dump is a real one."""
+    """NCCL's watchdog calls abort() before Python sees the CUDA error. The core dump is real."""
     environ = {}
     watch.context.settings = dataclasses.replace(watch.context.settings, core=mode)
     coredump.arm(environ, mode, tmp_path / "dumps")
