@@ -143,8 +143,9 @@ def _is_one(address: int) -> bool:
 
 def _is_an_exception(line: str, at: int, says: str) -> bool:
     """Whether the line is about an access that failed there, be it an address or not."""
-    known = says not in ("", CODE, COMPLAINS) and line[:at].lower().endswith("0x")
-    return known and (says != xid.SAYS or "mmu fault" in line.lower())
+    if says in ("", CODE, COMPLAINS) or line[max(0, at - 2) : at].lower() != "0x":
+        return False
+    return says != xid.SAYS or "mmu fault" in line[max(0, at - xid.BEFORE) : at].lower()
 
 
 def _no_address(number: int) -> str:
