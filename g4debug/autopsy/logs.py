@@ -1,8 +1,10 @@
 """Finds the addresses in a log: of an Xid in dmesg, of compute-sanitizer, of cuda-gdb, of anybody.
 
 A log is full of numbers in hex. What counts is a number that can be an address of CUDA's, beside
-words that say what it is, or that complain; others count only if the map knows the address. A log
-may be large, and of anybody: the time grows with its length alone.
+words that say what it is, or that complain; others count only if the map knows the address. Of an
+Xid, compute-sanitizer and cuda-gdb a number that can be no address counts, too: a null pointer is
+what most of them are about. A log may be large, and of anybody: the time grows with its length
+alone.
 """
 
 from __future__ import annotations
@@ -46,6 +48,10 @@ SAYS = tuple(
     )
 )
 CODE = "PC"
+NULL = "no buffer: most likely a pointer that was not set"
+WILD = (
+    "no buffer: {} bits, and an address has at most {}; a pointer was most likely computed wrongly"
+)
 IS_CODE = "code of a kernel, and no buffer; g4debug autopsy CORE names the kernel"
 ANY = re.compile(r"\b0x([0-9a-f]{8,16})\b", re.I)
 COMPLAINT = re.compile(
@@ -53,6 +59,7 @@ COMPLAINT = re.compile(
 )
 COMPLAINS = "a complaint"
 ANYBODY = -2  # whose process no line names
+COLOUR = re.compile(r"\x1b\[[\d;:]*m")  # cuda-gdb writes an address in one
 BEFORE, BEHIND = 80, 40  # characters in which somebody complains about an address
 
 
@@ -78,7 +85,12 @@ class Found:
 def found(address: int, memory: MemoryMap, line: int = 0, says: str = "", text: str = "") -> Found:
     """An address, with what the map says that it is."""
     rounded = xid.rounding(address) if says == xid.SAYS else 0
-    where = IS_CODE if says == CODE else places.words(address, memory, rounded)
+    if says == CODE:
+        where = IS_CODE
+    elif not _is_one(address) and not memory.at(address):
+        return Found(address, line, says, text, _no_address(address))
+    else:
+        where = places.words(address, memory, rounded)
     return Found(address, line, says, text, f"{where}; {xid.ROUNDED}" if rounded else where)
 
 
@@ -94,9 +106,10 @@ def addresses(
     told: list[Found] = []
     starts, ends = _mapped(memory)
     number, count = 1, 0
-    for line in lines:
+    for raw in lines:
+        line = COLOUR.sub("", raw) if "\x1b" in raw else raw
         for at, says, address in _of(line):
-            if not LOWEST <= address < HIGHEST:
+            if not _is_one(address) and not _is_an_exception(line, at, says):
                 continue
             process, name = xid.process(line, at) if says == xid.SAYS else (ANYBODY, "")
             if (address, process) in seen:
@@ -121,6 +134,24 @@ def addresses(
             break
         number += line.endswith("\n")
     return told, count - len(told)
+
+
+def _is_one(address: int) -> bool:
+    """Whether it can be an address of CUDA's."""
+    return LOWEST <= address < HIGHEST
+
+
+def _is_an_exception(line: str, at: int, says: str) -> bool:
+    """Whether the line is about an access that failed there, be it an address or not."""
+    if says in ("", CODE, COMPLAINS) or line[max(0, at - 2) : at].lower() != "0x":
+        return False
+    return says != xid.SAYS or "mmu fault" in line[max(0, at - xid.BEFORE) : at].lower()
+
+
+def _no_address(number: int) -> str:
+    if number < LOWEST:
+        return f"{NULL}, and an offset of {places.size(number)}" if number else NULL
+    return WILD.format(number.bit_length(), (HIGHEST - 1).bit_length())
 
 
 def _mapped(memory: MemoryMap) -> tuple[list[int], list[int]]:

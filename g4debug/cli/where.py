@@ -14,6 +14,7 @@ import re
 import stat
 import sys
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -115,6 +116,8 @@ def _too_long(name: str) -> str:
 def _lines(name: str) -> Iterator[str]:
     """The lines of a log, or of stdin. Raises CliError if it cannot be read, or is too long."""
     if name == "-":
+        if sys.stdin is None:
+            raise CliError("standard input is closed; pipe a log in, or give a file")
         yield from _pieces(sys.stdin.buffer, "stdin")
         return
     try:
@@ -129,7 +132,22 @@ def _lines(name: str) -> Iterator[str]:
         raise CliError(f"{name}: neither an address in hex nor a log: {reason}") from e
 
 
-def _pieces(file: BinaryIO, name: str) -> Iterator[str]:
+def _pieces(packed: BinaryIO, name: str) -> Iterator[str]:
+    """The pieces of a log, which may be in UTF-16, or of gzip as logrotate leaves it."""
+    from g4debug.triage import lines
+
+    try:
+        yield from _cut(lines.opened(packed, "g4debug where - DUMP"), name)
+    except lines.CompressedError as e:
+        raise CliError(f"{name}: {e}") from e
+    except (EOFError, zlib.error) as e:
+        raise CliError(
+            f"{name}: its gzip is damaged ({e}); zcat LOG | g4debug where - DUMP reads what is "
+            "whole"
+        ) from e
+
+
+def _cut(file: BinaryIO, name: str) -> Iterator[str]:
     room, rest, told = MOST, b"", time.monotonic()
     while line := file.readline(LONGEST):
         room -= len(line)

@@ -70,19 +70,22 @@ class CompressedError(ValueError):
     """A log that is compressed in a way that is not read here. The text says what helps."""
 
 
-def opened(stream: BinaryIO) -> BinaryIO:
-    """The stream as text in UTF-8; gzip's is unpacked. Raises CompressedError."""
+def opened(stream: BinaryIO, reader: str = "g4debug triage") -> BinaryIO:
+    """The stream as text in UTF-8; gzip's is unpacked. Raises CompressedError.
+
+    reader: the command that reads it unpacked from standard input.
+    """
     if not isinstance(stream, BufferedReader):
         return stream
     head = stream.peek(6)[:6]
     if head.startswith(b"\x1f\x8b"):
-        return opened(cast("BinaryIO", BufferedReader(gzip.GzipFile(fileobj=stream))))
+        return opened(cast("BinaryIO", BufferedReader(gzip.GzipFile(fileobj=stream))), reader)
     if (encoding := _encoding(stream.peek(256)[:256])) is not None:
         return cast("BinaryIO", codecs.EncodedFile(stream, "utf-8", encoding, "replace"))
     for magic, program in _PACKED.items():
         if head.startswith(magic):
             raise CompressedError(
-                f"it is compressed; expected a text or gzip: {program} LOG | g4debug triage"
+                f"it is compressed; expected a text or gzip: {program} LOG | {reader}"
             )
     return stream
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import io
 import json
+import lzma
 import mmap
 import os
 import resource
@@ -312,6 +314,62 @@ def test_a_fifo_is_a_log_if_somebody_writes_to_it(dump, tmp_path, capsys):
     done = subprocess.run(["bash", "-c", reader], capture_output=True, text=True, timeout=120)
     assert BEHIND in " ".join(done.stdout.split())
     assert time.monotonic() - begin < 120
+
+
+@pytest.mark.parametrize(
+    ("line", "says", "what"),
+    [
+        (DMESG.format(high=0, low=0), "0x0 Xid in dmesg", "a pointer that was not set doubt"),
+        (DMESG.format(high=0, low=4096), "0x1000 Xid in dmesg", "an offset of 4.0 KiB"),
+        *((SANITIZER.format(16, *form), "0x10 compute-san", "of 16 bytes") for form in FORMS),
+        ("Illegal access to address (@global)0x0 detected.", "0x0 cuda-gdb", "was not set The map"),
+        (SANITIZER.format(2**64 - 2**39, *FORMS[0]), "0xffffff8000000000 c", "has at most 57"),
+    ],
+)
+def test_what_a_tool_complains_about_is_told_though_it_is_no_address(
+    dump, tmp_path, capsys, line, says, what
+):
+    (log := tmp_path / "log").write_text(line)
+    text = run(capsys, "where", log, dump)
+    assert says in text
+    assert what in text
+    assert "no buffer: " in text
+
+
+def test_small_numbers_of_other_lines_are_none(dump, tmp_path, capsys):
+    (log := tmp_path / "log").write_text(
+        "[1.0] NVRM: Xid (PCI:0000:01:00): 63, pid=7, Row Remapper: address bad, addr 0x10\n"
+        "illegal PC 0x00000010, flags 0x00000000 fault\nMMU fault at address be\n"
+    )
+    assert "nobody complains about one" in run(capsys, "where", log, dump)
+
+
+def test_a_coloured_address_is_read(dump, tmp_path, capsys):
+    """As cuda-gdb writes it on a terminal that somebody has recorded."""
+    log, coloured = tmp_path / "log", f"\x1b[34m0x{NEAR:x}\x1b[m"
+    for line, says in (
+        (f"Illegal access to address (@global){coloured} detected.", "cuda-gdb"),
+        (f"fault at {coloured}", "a complaint"),
+    ):
+        log.write_text(line)
+        text = run(capsys, "where", log, dump)
+        assert f"{NEAR:#x} {says}: " in text
+        assert BEHIND in text
+
+
+def test_a_packed_log_is_read_or_refused(dump, tmp_path, capsys):
+    """logrotate leaves kern.log.2.gz."""
+    line = DMESG.format(high=NEAR >> 32, low=NEAR & 0xFFFF_FFFF).encode()
+    log = tmp_path / "log"
+    for packed in (gzip.compress(line), line.decode().encode("utf-16")):
+        log.write_bytes(packed)
+        assert BEHIND in run(capsys, "where", log, dump)
+    log.write_bytes(gzip.compress(line)[:60])
+    assert "its gzip is damaged" in run(capsys, "where", log, dump, code=2)
+    log.write_bytes(lzma.compress(line))
+    assert "xzcat LOG | g4debug where - DUMP" in run(capsys, "where", log, dump, code=2)
+    log.write_bytes(gzip.compress(b"0" * (where.MOST + 1)))
+    assert "more than 256 MiB" in run(capsys, "where", log, dump, code=2)
 
 
 def test_a_whole_log_is_read(dump, tmp_path, capsys):

@@ -30,6 +30,9 @@ ENABLE = "CUDA_ENABLE_COREDUMP_ON_EXCEPTION"
 FLAGS = "CUDA_COREDUMP_GENERATION_FLAGS"
 FILE = "CUDA_COREDUMP_FILE"
 LIGHTWEIGHT = "CUDA_ENABLE_LIGHTWEIGHT_COREDUMP"  # what older drivers have in place of the flags
+# Core dumps that somebody asks for by a pipe go to the same file, with the same flags.
+ASKED = "CUDA_ENABLE_USER_TRIGGERED_COREDUMP"
+BY_SGLANG = "_SGLANG_CUDA_COREDUMP_INJECTED"  # SGLang has set them: SGLANG_CUDA_COREDUMP=1
 OURS = "g4debug-core-"
 SUFFIX = ".nvcudmp"
 # Registers, stacks and code, but no memory: at most 209 MB so far. With skip_abort the process goes
@@ -55,10 +58,14 @@ def arm(environ: MutableMapping[str, str], mode: str, folder: Path) -> None:
 
     mode: see ``G4DEBUG_CORE``. folder: of the dumps; it is made by :func:`prepare`.
     """
-    if is_ours(environ):  # of the process that started this one; its folder may be another
+    again = is_ours(environ)  # of the process that started this one; its folder may be another
+    if again:
         for name in (ENABLE, FLAGS, FILE, LIGHTWEIGHT):
             environ.pop(name, None)
-    if mode == "off" or _is_taken(environ) or why_not(folder, forced=mode == "force"):
+    # Beside ours it was SGLang that has set ASKED, for --crash-dump-folder.
+    if mode == "off" or taken(environ, asked=not again):
+        return
+    if why_not(folder, forced=mode == "force"):
         return
     environ[ENABLE], environ[FLAGS] = "1", LIGHT
     if too_old():
@@ -169,8 +176,15 @@ def is_ours(environ: Mapping[str, str]) -> bool:
     return os.path.basename(environ.get(FILE, "")).startswith(OURS)
 
 
-def _is_taken(environ: Mapping[str, str]) -> bool:
-    return any(name in environ for name in (ENABLE, FLAGS, FILE, LIGHTWEIGHT))
+def taken(environ: Mapping[str, str], asked: bool = True) -> str:
+    """The first variable by which somebody else has told the driver what to do, '' if none is set.
+
+    asked: whether ``ASKED`` is one.
+    """
+    found = [name for name in (ENABLE, FLAGS, FILE, LIGHTWEIGHT) if name in environ]
+    if asked and environ.get(ASKED) == "1":
+        found.append(ASKED)
+    return found[0] if found else ""
 
 
 def why_not(folder: Path, forced: bool = False) -> str:
@@ -290,6 +304,20 @@ def ends_the_process(environ: Mapping[str, str]) -> bool:
     """
     flags = environ.get(FLAGS, "").replace(" ", "").split(",")
     return is_enabled(environ) and "skip_abort" not in flags
+
+
+def abort_words(environ: Mapping[str, str]) -> str:
+    """Who has told the driver to abort the process behind a core dump, and what gives both."""
+    if BY_SGLANG in environ:
+        return (
+            "SGLANG_CUDA_COREDUMP=1 tells the CUDA driver to write a core dump, and to abort the "
+            "process behind it; without it g4debug lets the driver write one, and go on"
+        )
+    memory = "" if FLAGS in environ else "; without flags it also writes all of the device's memory"
+    return (
+        "the CUDA driver was told to write a core dump, and aborts the process behind it; add "
+        f"skip_abort to {FLAGS} to have both{memory}"
+    )
 
 
 def _time(path: str) -> float:

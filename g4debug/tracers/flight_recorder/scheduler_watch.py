@@ -28,6 +28,7 @@ from g4debug.findings import black_box, launch_memory, process_end
 from g4debug.findings.black_box import BoxError, Owner
 from g4debug.findings.launch_memory import Stop
 from g4debug.hooking import roles
+from g4debug.hooking.resolved import server_argument
 from g4debug.tracers.base import Context
 from g4debug.tracers.flight_recorder import box_dumps, core_autopsy, coredump
 from g4debug.tracers.flight_recorder.box_dumps import Maker
@@ -54,13 +55,15 @@ class SchedulerWatch:
         self.oom_kills: deque[dict[str, int]] = deque(maxlen=RECENT)
         self._seen: set[int] = set()  # schedulers that are waited for, or have ended
         self.short = False  # the user was told of a shortage of descriptors
+        self.keeps_cores = False  # by --crash-dump-folder, the user has asked for them
 
     def install(self) -> None:
         self.context.before("server_args.check", self.start)
         self.context.before(KILL, self.before_kill)
 
     def start(self, *args: Any, **kwargs: Any) -> None:
-        """This process is about to start the schedulers."""
+        """This process is about to start the schedulers. It begins with the server's arguments."""
+        self.keeps_cores = bool(server_argument(next(iter(args), None), "crash_dump_folder"))
         if self.pid != os.getpid() and self.context.settings.max_dumps:
             self.pid = os.getpid()
             # A fork's parent may hold the lock, and nobody gives the child's copy back.
@@ -180,9 +183,14 @@ class SchedulerWatch:
         return True
 
     def _look_into_core(self, pid: int, dump: Path, born: float) -> None:
-        """A scheduler without skip_abort is aborted by the driver, behind its core dump."""
-        if self.context.settings.core != "off" and coredump.is_enabled(os.environ):
-            core_autopsy.put_into(dump, os.environ, pid, born, wait=False, remove=False)
+        """A scheduler without skip_abort is aborted by the driver, behind its core dump.
+
+        With skip_abort, as we set it, NCCL's watchdog may abort it before Python sees the error.
+        """
+        settings = self.context.settings
+        if settings.core != "off" and coredump.is_enabled(os.environ):
+            remove = settings.removes_cores and not self.keeps_cores
+            core_autopsy.put_into(dump, os.environ, pid, born, wait=False, remove=remove)
 
     def _beside(self) -> Path | None:
         """The folder of the dumps, if the boxes lie there: else its disk is not asked for them."""

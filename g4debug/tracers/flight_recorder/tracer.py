@@ -154,13 +154,12 @@ class FlightRecorder:
         if coredump.ends_the_process(os.environ):
             self.context.limit(
                 "a CUDA error leaves no exception, and only the dump of the black box",
-                "the CUDA driver was told to write a core dump, and aborts the process behind it; "
-                "add skip_abort to CUDA_COREDUMP_GENERATION_FLAGS to have both",
+                coredump.abort_words(os.environ),
             )
         elif settings.core != "off" and coredump.ENABLE not in os.environ:
             forced = settings.core == "force"
             why = coredump.why_not(settings.debug_dir, forced) or (
-                "one of its variables was set before"
+                f"{coredump.taken(os.environ)} was set before"
             )
             self.context.limit("a CUDA error leaves no CUDA core dump", why)
         elif coredump.is_ours(os.environ) and (old := coredump.too_old()):

@@ -131,6 +131,48 @@ def test_what_an_old_driver_leaves_is_told_at_start(tmp_path, old_driver, monkey
     assert said in "".join(limits)
 
 
+SGLANGS = LIGHT.removesuffix(",skip_abort")
+BEHIND = "a CUDA error leaves no exception, and only the dump of the black box"
+NONE = "a CUDA error leaves no CUDA core dump"
+
+
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
+        ({}, ()),
+        ({ENABLE: "1", FLAGS: LIGHT}, ()),
+        ({ENABLE: "0"}, ()),
+        ({ENABLE: "1", FLAGS: SGLANGS}, (BEHIND, f"add skip_abort to {FLAGS} to have both")),
+        ({ENABLE: "1"}, (BEHIND, "to have both; without flags it also writes all of the device's")),
+        (
+            {ENABLE: "1", FLAGS: SGLANGS, coredump.BY_SGLANG: "1"},
+            (BEHIND, "SGLANG_CUDA_COREDUMP=1 tells the CUDA driver"),
+        ),
+        ({FILE: "/mine"}, (NONE, f"{FILE} was set before")),
+        ({coredump.ASKED: "1"}, (NONE, f"{coredump.ASKED} was set before")),
+        ({coredump.ASKED: "0"}, ()),
+    ],
+)
+def test_what_the_users_own_variables_leave_is_told_at_start(tmp_path, monkeypatch, environ, said):
+    limits: list[str] = []
+    context = SimpleNamespace(
+        settings=Settings(debug_dir=tmp_path),
+        limit=lambda what, why: limits.append(f"{what}: {why}"),
+    )
+    monkeypatch.setattr(os, "environ", armed(tmp_path, **environ))
+    FlightRecorder._tell_core_dumps(SimpleNamespace(context=context))
+    assert len(limits) == bool(said)
+    for words in said:
+        assert words in limits[0]
+
+
+def test_core_dumps_that_somebody_asks_for_by_a_pipe_stay_his(tmp_path):
+    """They go to the same file, with the same flags. SGLang switches them on beside ours."""
+    assert armed(tmp_path, **{coredump.ASKED: "1"}) == {coredump.ASKED: "1"}
+    of_sglang = {**armed(tmp_path), coredump.ASKED: "1"}
+    assert armed(tmp_path, **of_sglang) == of_sglang
+
+
 def test_a_folder_that_cannot_be_looked_into_does_not_stop_the_server(tmp_path, monkeypatch):
     def refuses(path):
         raise PermissionError(13, "Permission denied")

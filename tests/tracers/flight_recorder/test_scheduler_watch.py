@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import fcntl
 import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import real_cores
 from black_boxes import step
 
+from g4debug.dumps.reading import read
 from g4debug.findings import black_box, process_end
 from g4debug.findings.black_box import BlackBox, Owner
 from g4debug.hooking import roles
 from g4debug.settings import Settings
 from g4debug.tracers.base import Context
-from g4debug.tracers.flight_recorder import scheduler_watch
+from g4debug.tracers.flight_recorder import coredump, scheduler_watch
 from g4debug.tracers.flight_recorder.scheduler_watch import SchedulerWatch
 
 
@@ -145,6 +149,36 @@ def test_a_full_disk_costs_no_evidence(watch, tmp_path, caplog):
     (tmp_path / "dumps").unlink()
     watch._make(child.pid)
     assert len(list((tmp_path / "dumps").iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    ("mode", "folder", "stays"),
+    [("autopsy", None, False), ("keep", None, True), ("autopsy", "/crashes", True)],
+)
+def test_the_core_dump_of_one_that_was_aborted_is_read_and_goes(
+    watch, tmp_path, monkeypatch, caplog, mode, folder, stays
+):
+    """NCCL's watchdog calls abort() before Python sees the CUDA error. The core dump is real."""
+    environ = {}
+    watch.context.settings = dataclasses.replace(watch.context.settings, core=mode)
+    coredump.arm(environ, mode, tmp_path / "dumps")
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    watch.start(SimpleNamespace(crash_dump_folder=folder))
+    child = subprocess.Popen([sys.executable, "-c", "import os; os.abort()"])
+    box = box_of(tmp_path, child.pid, process_end.began(os.getpid()))
+    box._give_up()
+    (tmp_path / "dumps").mkdir()
+    named = environ[coredump.FILE].replace("%h", "host").replace("%t", "17")
+    core = Path(named.replace("%p", str(child.pid)))
+    core.write_bytes(real_cores.core("foreign"))
+    child.wait()
+    watch._make(child.pid)
+    (dump,) = (tmp_path / "dumps").glob("*.pt")
+    record = read(dump)
+    assert record.autopsy is not None, caplog.text
+    assert record.autopsy.kernel == "foreign_scatter"
+    assert core.exists() == stays
 
 
 def test_a_fork_has_a_lock_of_its_own(watch, monkeypatch):
