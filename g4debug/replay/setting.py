@@ -303,6 +303,6 @@ def _environ(record: TrapRecord, on: Tape, notes: list[str]) -> dict[str, str]:
 
 
 def tracers_of(record: TrapRecord) -> tuple[str, ...]:
-    """The tracers that were armed there, if one of them made the finding; () for all of them."""
+    """The tracers that were armed there, if one of them made the finding; () for the default's."""
     armed = tuple(t.name for t in record.tracers if t.mode)
     return armed if record.finding.check != "flight-recorder" else ()
