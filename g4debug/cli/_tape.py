@@ -38,10 +38,13 @@ def fetch(pid: int, target: Path) -> str:
     finally:
         with contextlib.suppress(OSError):
             os.unlink(path)
-    return (
-        f"{target}: {tape.steps} steps and {tape.requests} requests of scheduler {first.pid}\n"
-        f"next: {program()} show {quoted(target)}"
-    )
+    said = f"{target}: {tape.steps} steps and {tape.requests} requests of scheduler {first.pid}\n"
+    if tape.limits:
+        said += f"It cannot be replayed: a tape cannot carry this ({'; '.join(tape.limits)}).\n"
+    elif not tape.steps:
+        before = f" after what no tape carries ({'; '.join(tape.ended)})" if tape.ended else ""
+        said += f"There is nothing to replay yet: it has just begun{before}.\n"
+    return f"{said}next: {program()} show {quoted(target)}"
 
 
 def dump_of(pid: int) -> Path:

@@ -35,7 +35,10 @@ SECONDS = 1800
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("dump", type=Path, help="a dump with a tape")
     parser.add_argument(
-        "--trace", metavar="NAMES", help="arm these tracers (default: those that were armed)"
+        "--trace",
+        metavar="NAMES",
+        help="arm these tracers (default: those that were armed there, and where none of them "
+        "made the finding, those of =1)",
     )
     parser.add_argument(
         "--seconds",

@@ -58,7 +58,7 @@ def write(page: str, out: Path, source: Path) -> None:
 def refuse_odd(out: Path, source: Path) -> None:
     """Raise CliError if a page may not go there, and OSError if that cannot be seen."""
     if out.is_dir() or (out.exists() and not out.is_file()):
-        raise CliError(f"cannot write {out}: it is not a regular file (-o - writes to stdout)")
+        raise CliError(f"cannot write {out}: it is not a regular file")
     if out.exists() and out.samefile(source):
         raise CliError(f"cannot write {out}: it is the dump itself")
     if not out.parent.is_dir():

@@ -216,7 +216,8 @@ def started(
     progress: Progress,
     pages_only: bool,
 ) -> Iterator[Host]:
-    """Start a scheduler for the dump's tape. trace: the tracers to arm, () for all.
+    """Start a scheduler for the dump's tape. trace: the tracers to arm, () for those
+    that are armed by default.
     pages_only: nobody looks at what the model computes.
 
     Raises CannotReplay if it does not come up.

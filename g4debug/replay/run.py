@@ -86,6 +86,9 @@ def replayed(
                 shrunk, search = _shrink(
                     running, judged.found, recording, seconds, shrink, progress
                 )
+                stopped = search.why == INTERRUPTED  # of all that would come behind it, too
+                if stopped and plain is not None:
+                    scripted = Scripted("", INTERRUPTED)
         if plain is not None and not stopped:
             scripted = _script(search, made, folder, plain, time.monotonic() + seconds)
             stopped = scripted.text == INTERRUPTED

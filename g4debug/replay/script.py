@@ -118,6 +118,7 @@ def made(
         run = _run(write("", False), setting, (finding.check,), folder, until)
         same = verdict.first_alike(finding, host.dumps_in(run.dumps))
         if same is None:
+            _ended(run)
             why = "in a plain engine the finding does not come"
             if guessed:
                 why += f", because {guessed} must come in an exact round of the event loop"
@@ -147,9 +148,11 @@ def made(
 
 
 def _ended(run: Run) -> Run:
-    """A run that came to its end: what another one does not say, it may say later."""
+    """The run, if it came to its end: what another one does not say, it may say later. Raises
+    NoScript."""
     if run.status is None and not run.error:
-        raise NoScript(f"without the tracer {run.end}, so what it shows is not known")
+        more = "; give --seconds more" if run.seconds < SECONDS else ""
+        raise NoScript(f"{run.end}, so what it shows is not known{more}")
     return run
 
 
@@ -157,6 +160,7 @@ def _standing(run: Run, write: Callable[[str], str]) -> Script:
     """The script of a server that hangs. Raises NoScript if it does not hang without us."""
     found = [x.removeprefix(STANDS) for x in run.log.splitlines() if x.startswith(STANDS)]
     if not found:
+        _ended(run)
         raise NoScript(f"without g4debug the server does not stand; it ended so: {run.end}")
     shows = f"a server that lives, says nothing and serves nobody: {found[0]}"
     if len(found) > 1:

@@ -93,7 +93,9 @@ def recording_of(record: TrapRecord) -> tuple[Tape, Recording]:
         recording = tape.read(data(on), on.page, on.firsts)
     except tape.TapeError as e:
         raise CannotReplay(f"its tape is damaged: {e}") from e
-    if not recording.steps:
+    # A server may hang or die over the requests that it has before it begins a step.
+    stopped = place_of(record.finding) in (Place.STANDS, Place.SURFACED)
+    if not recording.steps and not (stopped and recording.requests):
         before = f": it began anew after {'; '.join(on.ended)}" if on.ended else ""
         raise CannotReplay(f"there is no step on its tape{before}")
     tokens = sum(r.prompt + r.output for r in recording.requests.values())
@@ -301,6 +303,6 @@ def _environ(record: TrapRecord, on: Tape, notes: list[str]) -> dict[str, str]:
 
 
 def tracers_of(record: TrapRecord) -> tuple[str, ...]:
-    """The tracers that were armed there, if one of them made the finding; () for all of them."""
+    """The tracers that were armed there, if one of them made the finding; () for the default's."""
     armed = tuple(t.name for t in record.tracers if t.mode)
     return armed if record.finding.check != "flight-recorder" else ()

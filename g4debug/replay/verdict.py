@@ -20,6 +20,7 @@ from g4debug.replay.workload import BEHIND
 REPRODUCED, OTHERWISE, NOTHING = 0, 1, 2  # exit codes
 RECORDER = "flight-recorder"
 UNTOLD = "cannot be told: nothing was found here"
+NO_STEP = "It had the requests, and began no step there"
 NO_PROOF = "That is no proof that all was right there"
 HANG = RECORDER, "hang"  # check and kind of a finding
 # A crash tells of no page. Who calls the host innocent of it must have looked with both of these.
@@ -233,7 +234,7 @@ def _judge(
     there = None if record.finding.kind == "asked" else record.finding
     seen = [(r, r.finding) for r in outcome.records]
     same = next(
-        (f for r, f in seen if there is not None and _same(record, there, on.first, r, f)), None
+        (f for r, f in seen if there is not None and _same(record, there, on, recorded, r, f)), None
     )
     like = next((f for _, f in seen if there is not None and alike(there, f)), None)
     first = seen[0][1] if seen else None
@@ -266,7 +267,7 @@ def _of_equal(
     elsewhere: Sequence[str],
 ) -> Verdict:
     """All states are equal."""
-    n = f"{states.equal} of {states.steps} steps are equal"
+    n = f"{states.equal} of {states.steps} steps are equal" if states.steps else NO_STEP
     if outcome.ended == "raised" and first is None:
         text = "not reproduced: the scheduler died of something else"
         return Verdict(OTHERWISE, text, (_equal(n), outcome.error), states)
@@ -300,7 +301,7 @@ def _of_equal(
             f"rank or server, the machine. {there.reference}".strip()
         )
         return Verdict(NOTHING, text, (_equal(n), why), states)
-    unseen = unlooked(record, outcome.last)
+    unseen = unlooked(record, outcome.last) if states.steps else "no step could be compared"
     if unseen:
         why = f"That proves nothing, because {unseen}."
         return Verdict(NOTHING, UNTOLD, (_equal(n), why), states)
@@ -386,6 +387,8 @@ def blind(names: Iterable[str], here: TrapRecord | None) -> str:
 
 
 def _equal(n: str) -> str:
+    if n == NO_STEP:
+        return f"{n}, and so there is nothing else to compare."
     return f"{n[0].upper()}{n[1:]}: the scheduler decided the same in each."
 
 
@@ -460,13 +463,21 @@ def _error_of(finding: Finding) -> str:
 
 
 def _same(
-    record: TrapRecord, there: Finding, first: int, replayed: TrapRecord, here: Finding
+    record: TrapRecord,
+    there: Finding,
+    on: Tape,
+    recorded: Recording,
+    replayed: TrapRecord,
+    here: Finding,
 ) -> bool:
     """The same thing went wrong, with the same pages, in the same step and row."""
+    if not alike(there, here):
+        return False
+    if not recorded.steps:  # there it names the last step before the tape, and here there is none
+        return True
     a, b = there.location, here.location
     return (
-        alike(there, here)
-        and a.step - first == b.step
+        a.step - on.first == b.step
         and (a.forward_mode, a.row, a.column) == (b.forward_mode, b.row, b.column)
         and pages(record) == pages(replayed)
     )

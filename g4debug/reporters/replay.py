@@ -116,12 +116,12 @@ def render(result: Replayed, console: Console) -> None:
     hang(console, Text(result.text, style=TONES.get(result.code, "")), "", 2)
     for line in result.more:
         say(line)
-    if result.steps:
+    if result.release:
         said = (
             f"{result.requests} requests, {result.steps} steps from {result.whence}; SGLang "
             f"{result.release} on the CPU engine, {result.seconds:.0f} s"
         )
-        if result.pages_compared >= 0:
+        if result.pages_compared >= 0 and result.steps:
             said += f"; the places of all pages were compared in {result.pages_compared} steps"
         say(said)
     if result.faults:

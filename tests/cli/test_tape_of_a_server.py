@@ -45,6 +45,35 @@ def test_only_the_owner_may_read_the_tape_as_any_dump(
     assert not dump.exists()
 
 
+@pytest.mark.parametrize(
+    ("steps", "limits", "ended", "says"),
+    [
+        (9, ("grammars", "sessions"), (), "It cannot be replayed: a tape cannot carry this (gramm"),
+        (0, (), ("grammars",), "nothing to replay yet: it has just begun after what no tape carr"),
+        (0, (), (), "nothing to replay yet: it has just begun.\n"),
+        (9, (), (), ""),
+    ],
+)
+def test_it_says_at_once_that_nobody_can_replay_it(
+    steps: int,
+    limits: tuple[str, ...],
+    ended: tuple[str, ...],
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dump = tmp_path / "dump.pt"
+    tape = Tape(
+        3, 16, False, "start", 0, steps, 1, 8, np.zeros(1, dtype=np.int64), (0,), {},
+        limits, (0,) * len(limits), {}, ended,
+    )  # fmt: skip
+    dump.write_bytes(writing.encode(dataclasses.replace(sample_record(), tape=tape)))
+    answer(monkeypatch, dump)
+    said = _tape.fetch(7, tmp_path / "tape.pt")
+    assert says in said
+    assert said.count("\n") == 1 + bool(says)
+
+
 def test_what_is_no_file_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dump = tmp_path / "dump.pt"
     tape = Tape(1, 16, False, "start", 0, 9, 1, 8, np.zeros(1, dtype=np.int64), (0,), {})

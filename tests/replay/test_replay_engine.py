@@ -402,6 +402,23 @@ def test_a_hang_of_sglangs_own_comes_again(
     assert _does_not_come(result, "fix parked-chunk on")
 
 
+@pytest.mark.once("its dump is of the newest release")
+def test_a_hang_before_the_first_step_comes_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The request that SGLang never admits is on the tape (fix ignore-eos-admission), and no step.
+
+    This dump was shrunk: the server had two such requests.
+    """
+    record = reading.read(Path(__file__).with_name("ignore-eos-admission-0.5.23.pt"))
+    assert record.tape is not None
+    assert (record.finding.kind, record.tape.steps, record.tape.requests) == ("hang", 0, 1)
+    result = replay(tmp_path, record, capsys, "--fix", "ignore-eos-admission=1")
+    assert (result["code"], result["steps"]) == (0, 0), result
+    assert result["text"].startswith("reproduced: g4debug: flight-recorder: the scheduler hangs")
+    assert _does_not_come(result, "fix ignore-eos-admission on")
+
+
 @pytest.mark.long("a search for fewer requests, and three servers")
 @pytest.mark.once("its dump is of the newest release")
 def test_a_hang_of_the_newest_release_becomes_a_script(

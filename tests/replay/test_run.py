@@ -16,6 +16,7 @@ from g4debug.replay.script import Script
 from g4debug.replay.setting import CannotReplay, Setting
 from g4debug.replay.verdict import NOTHING, OTHERWISE, REPRODUCED, States, Verdict
 from g4debug.replay.workload import Workload
+from g4debug.reporters.replay import Scripted
 
 pytestmark = pytest.mark.once("it needs no SGLang")
 
@@ -68,6 +69,48 @@ LIKE, OTHER = finding(), finding("free")
 EQUAL, DIFFERENT = States(9, 9, 2), States(4, 9, 1, differs=5)
 
 
+def patched(monkeypatch: pytest.MonkeyPatch, judged: Verdict) -> None:
+    """Any dump can be replayed, and comes to this verdict."""
+    recording = SimpleNamespace(steps=9, requests={})
+    on = SimpleNamespace(first=0, steps=9, begins="start", ended=())
+    made = Setting("0.5.23", False, {}, SimpleNamespace(), {})  # type: ignore[arg-type]
+    ran = Outcome("tape", "", None, {}, (), None, 0, 1.0)
+    server = SimpleNamespace(run=lambda *_, **__: ran, without=(), drives=())
+    started = lambda *_: contextlib.nullcontext(server)  # noqa: E731
+    monkeypatch.setattr(run.setting, "recording_of", lambda _: (on, recording))
+    monkeypatch.setattr(run.setting, "setting_of", lambda *_: made)
+    monkeypatch.setattr(run.host, "started", started)
+    monkeypatch.setattr(run.host, "made", lambda _: None)
+    monkeypatch.setattr(run.verdict, "judge", lambda *_: judged)
+    monkeypatch.setattr(run, "_with_it", lambda *_: "it does not come")
+
+
+@pytest.mark.parametrize("why", ["stopped by Ctrl-C", "there was no time to try all"])
+def test_ctrl_c_in_the_search_for_fewer_requests_ends_what_is_behind_it_too(
+    why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patched(monkeypatch, Verdict(REPRODUCED, "reproduced", (), EQUAL, LIKE))
+    shrunk, made = object(), []
+    search = SimpleNamespace(why=why)
+
+    def script(*_: Any) -> Scripted:
+        made.append(1)
+        return Scripted("a.py", "it")
+
+    monkeypatch.setattr(run, "_shrink", lambda *_: (shrunk, search))
+    monkeypatch.setattr(run, "_script", script)
+    result = run.replayed(
+        tmp_path, TrapRecord(LIKE, "2026"), (), 9.0, tmp_path, lambda *_: None,
+        fixes={"locked-prefix": True}, plain=tmp_path / "a.py",
+    )  # fmt: skip
+    assert (result.code, result.shrunk) == (0, shrunk)
+    stopped = why == "stopped by Ctrl-C"
+    assert bool(made) != stopped
+    assert result.script == (Scripted("", why) if stopped else Scripted("a.py", "it"))
+    assert bool(result.tried) != stopped
+    assert (result.untried == "this replay was stopped") == stopped
+
+
 @pytest.mark.parametrize(
     ("judged", "rows", "table_of", "untried"),
     [
@@ -89,18 +132,7 @@ def test_a_fix_is_tried_against_a_finding_that_is_named_and_none_where_states_di
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With another finding than the dump's, the rows are of that one, and say so."""
-    recording = SimpleNamespace(steps=9, requests={})
-    on = SimpleNamespace(first=0, steps=9, begins="start", ended=())
-    made = Setting("0.5.23", False, {}, SimpleNamespace(), {})  # type: ignore[arg-type]
-    ran = Outcome("tape", "", None, {}, (), None, 0, 1.0)
-    server = SimpleNamespace(run=lambda *_, **__: ran, without=(), drives=())
-    started = lambda *_: contextlib.nullcontext(server)  # noqa: E731
-    monkeypatch.setattr(run.setting, "recording_of", lambda _: (on, recording))
-    monkeypatch.setattr(run.setting, "setting_of", lambda *_: made)
-    monkeypatch.setattr(run.host, "started", started)
-    monkeypatch.setattr(run.host, "made", lambda _: None)
-    monkeypatch.setattr(run.verdict, "judge", lambda *_: judged)
-    monkeypatch.setattr(run, "_with_it", lambda *_: "it does not come")
+    patched(monkeypatch, judged)
     there = TrapRecord(LIKE, "2026")
 
     def told(fixes: dict[str, bool]) -> Any:

@@ -247,9 +247,15 @@ def test_no_script_is_run_when_the_time_is_over(tmp_path: Path) -> None:
         script.made(made, setting(), recording(), workload, (), tmp_path, time.monotonic())
 
 
-@pytest.mark.parametrize("which", [2, 3])
+HANG = dataclasses.replace(FINDING, check="flight-recorder", kind="hang")
+
+
+@pytest.mark.parametrize(
+    ("found", "which", "seen"),
+    [(FINDING, 1, False), (FINDING, 2, True), (FINDING, 3, True), (HANG, 2, True)],
+)
 def test_of_a_run_that_did_not_end_nothing_is_said(
-    which: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    found: Finding, which: int, seen: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs: list[str] = []
 
@@ -257,12 +263,12 @@ def test_of_a_run_that_did_not_end_nothing_is_said(
         runs.append(text)
         return script.Run("", None if len(runs) == which else 0, tmp_path, 7)
 
-    made: Any = SimpleNamespace(finding=FINDING)
+    made: Any = SimpleNamespace(finding=found)
     monkeypatch.setattr(script, "_run", run)
     monkeypatch.setattr(script.host, "dumps_in", lambda folder: ())
-    monkeypatch.setattr(script.verdict, "first_alike", lambda there, records: made)
+    monkeypatch.setattr(script.verdict, "first_alike", lambda *_: made if seen else None)
     workload = Workload((0,), after={0: ENDED})
-    with pytest.raises(script.NoScript, match="it did not end in 7 s, so what it shows is not"):
+    with pytest.raises(script.NoScript, match=r"^it did not end in 7 s, so what it shows is not"):
         script.made(made, setting(), recording(), workload, (), tmp_path, math.inf)
 
 

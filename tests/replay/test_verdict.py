@@ -217,6 +217,52 @@ def test_innocence_names_what_ran_there_and_not_here() -> None:
     assert plain.elsewhere == ()
 
 
+def stopped_at_once(kind: str, step: int = 0) -> TrapRecord:
+    """A server that had a request, and began no step."""
+    site = "scheduler.run_event_loop"
+    found = finding(step, check="flight-recorder", kind=kind, site=site)
+    return record(found, steps=(), allocator=(), tape=tape_of(taped(steps=0)))
+
+
+@pytest.mark.parametrize("kind", ["hang", "starved", "exception"])
+def test_a_server_that_stopped_before_its_first_step_is_replayed(kind: str) -> None:
+    there = stopped_at_once(kind)
+    on, recording = recording_of(there)
+    assert recording.steps == 0
+    verdict = told(there, on, there, events=taped(steps=0))
+    assert verdict.code == REPRODUCED
+    assert verdict.text.startswith("reproduced: ")
+    assert verdict.more[0].startswith("It had the requests, and began no step there")
+
+
+def test_a_hang_right_behind_a_flush_is_reproduced() -> None:
+    """The server names its last step, from before the flush; in the replay there was none."""
+    there, here = stopped_at_once("hang", step=500), stopped_at_once("hang", step=-1)
+    there = dataclasses.replace(there, tape=dataclasses.replace(there.tape, first=500))
+    on, _ = recording_of(there)
+    assert told(there, on, here, events=taped(steps=0)).code == REPRODUCED
+
+
+@pytest.mark.parametrize("kind", ["hang", "starved", "exception"])
+@pytest.mark.parametrize("steps", [0, STEPS])
+def test_nobody_is_innocent_of_whom_no_step_was_compared(kind: str, steps: int) -> None:
+    there = stopped_at_once(kind)
+    on, _ = recording_of(there)
+    verdict = told(there, on, events=taped(steps=steps))
+    assert verdict.code == NOTHING
+    assert verdict.text.startswith("cannot be told: ")
+    assert "innocent" not in " ".join(verdict.more)
+
+
+def test_without_a_step_or_a_request_nothing_is_replayed() -> None:
+    start = bytes((Code.START, Why.START)) + tape.start(0, 0, 0, 0, 0.7, 0)
+    for there in (
+        dataclasses.replace(stopped_at_once("hang"), tape=tape_of(start)),
+        dataclasses.replace(ASKED, tape=tape_of(taped(steps=0))),
+    ):
+        assert "there is no step on its tape" in refused(there)
+
+
 @pytest.mark.parametrize("kind", ["hang", "starved"])
 def test_nobody_is_innocent_who_hung_there_and_does_not_here(kind: str) -> None:
     there = record(finding(check="flight-recorder", kind=kind, site="scheduler.run_event_loop"))
