@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--trace",
         metavar="NAMES",
         help="arm these tracers (default: those that were armed there, and where none of them "
-        "made the finding, those of =1)",
+        "made the finding, all)",
     )
     parser.add_argument(
         "--seconds",

@@ -216,9 +216,10 @@ def started(
     progress: Progress,
     pages_only: bool,
 ) -> Iterator[Host]:
-    """Start a scheduler for the dump's tape. trace: the tracers to arm, () for those
-    that are armed by default.
-    pages_only: nobody looks at what the model computes.
+    """Start a scheduler for the dump's tape.
+
+    trace: the tracers to arm, () for those of ``SGLANG_TRTLLM_MHA_DEBUG=1``. pages_only: nobody
+    looks at what the model computes.
 
     Raises CannotReplay if it does not come up.
     """

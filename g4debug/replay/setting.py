@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from g4debug import discovery
 from g4debug.findings import decisive, decisive_arguments, tape
 from g4debug.findings.kinds import Place, place_of
 from g4debug.findings.record import Plain, Tape, TrapRecord
@@ -303,6 +304,11 @@ def _environ(record: TrapRecord, on: Tape, notes: list[str]) -> dict[str, str]:
 
 
 def tracers_of(record: TrapRecord) -> tuple[str, ...]:
-    """The tracers that were armed there, if one of them made the finding; () for the default's."""
-    armed = tuple(t.name for t in record.tracers if t.mode)
-    return armed if record.finding.check != "flight-recorder" else ()
+    """The tracers that were armed there, if one of them made the finding, and else all: what the
+    server paid for does not count here.
+
+    Not the one that compares ranks, as one rank is replayed.
+    """
+    if record.finding.check != "flight-recorder":
+        return tuple(t.name for t in record.tracers if t.mode)
+    return tuple(name for name in discovery.names("tracer") if name != "rank-divergence")
