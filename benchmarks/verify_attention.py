@@ -16,6 +16,7 @@ from measuring import kernels, opponents
 
 from g4debug.fixes.paths.kernels import verify_attention as ours
 
+KERNELS = "sglang.kernels.ops.attention.extend_attention"  # of the releases that have the path
 HEADS, KV_HEADS, QUERIES, WINDOW = 8, 2, 4, 512
 HEAD_DIM = {"window": 256, "full": 512}
 KINDS = ("window-500", "window-4000", "full-500", "full-4000")
@@ -43,7 +44,7 @@ def main() -> None:
     parser.add_argument("--kind", choices=KINDS, help="only this one")
     args = parser.parse_args()
     args.no_compile = True
-    theirs = opponents.found("sglang.srt.layers.attention.triton_backend.extend_attention_fwd")
+    theirs = opponents.found(f"{KERNELS}.extend_attention_fwd")
 
     def build(name: str, rows: int, device: str, compiled: bool) -> list[kernels.Stage]:
         kind, tokens = name.split("-")

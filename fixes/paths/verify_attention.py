@@ -124,8 +124,11 @@ FIX = Fix(
     title="a verify's attention on triton reads the KV of each request once, in parts",
     seed="none; found in a timeline of 0.5.23",
     upstream="none (a kernel for MI350 and layers without a window: verify_splitkv.py)",
-    needs=">=0.5.18,<0.5.24",
-    elsewhere={"<0.5.18": "SGLang asks no other kernel for a verify there"},
+    needs="==0.5.23",
+    elsewhere={
+        "<0.5.18": "SGLang asks no other kernel for a verify there",
+        "<0.5.23": "it was not run there",
+    },
     still_broken=still_broken,
     hooks=(after("attn.triton.init", after_init),),
     purpose="performance",
