@@ -40,6 +40,7 @@ from __future__ import annotations
 
 import re
 from argparse import Namespace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ from workloads.shapes import DRAFTS, SHAPES
 from g4debug import discovery
 from g4debug.cpu.server import DEFAULT
 from g4debug.dumps import reading
-from g4debug.settings import WATCH
+from g4debug.settings import WATCH, fix_switch
 
 STRESS = "seed=11;abort-request=4%on;forced-retract=4%on;radix-evict=5%on(512)"
 # Short requests, many of them, in pools for a third of those that run.
@@ -65,6 +66,7 @@ ENGINE: dict[str, dict[str, Any]] = {
 }
 SIZES = ("max_total_tokens", "max_running_requests")
 V2 = {"SGLANG_FROZEN_KV_MTP_V2": "1", "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1"}
+IN_FORCE = re.compile(r"; fixes: \d+ in force \(([^)]*)\)")
 ON_V2 = "FROZEN_KV_MTP runs on speculative decoding v2."  # logged by the fix, once it is in force
 STAYS = re.compile(r"frozen-kv-mtp-v2: not used, so the server stays on v1: (.*)")
 BACKENDS = ("prefill_attention_backend", "decode_attention_backend")
@@ -81,6 +83,7 @@ WAVES = 2  # with --clients: all requests, and a few behind a flush
 def run(armed: bool, args: Namespace, folder: Path, console: Console) -> Outcome:
     name, v2 = "armed" if armed else "plain", armed and args.v2
     env = {**({} if args.clients else {"G4DEBUG_FAULTS": STRESS}), **(V2 if v2 else {})}
+    env |= {fix_switch(fix): "1" for fix in args.fix}
     waves = WAVES if args.clients else 1
     if armed:
         every = {"G4DEBUG_TRACE": ",".join(tracers.on_one_rank()), "G4DEBUG_LEAK_STEPS": "16"}
@@ -127,6 +130,14 @@ def counts(text: str) -> str:
         f"Aborts: {aborted}. Retractions: {retracted}. Forced evictions: {evicted}. "
         f"Prompt tokens that came from the prefix cache: {cached}."
     )
+
+
+def not_on(text: str, fixes: Sequence[str]) -> str:
+    """What is wrong if the scheduler's log does not say that these fixes are in force; else ''."""
+    found = IN_FORCE.search(text)
+    here = set() if found is None else set(found[1].split(", "))
+    missing = [fix for fix in fixes if fix not in here]
+    return f"Its log does not say that {', '.join(missing)} is in force." if missing else ""
 
 
 def unarmed(text: str, watch: bool) -> str:
@@ -216,6 +227,14 @@ def main() -> int:
     parser.add_argument(
         "--v2", action="store_true", help="the armed run has FROZEN_KV_MTP on v2 (0.5.12.post1)"
     )
+    parser.add_argument(
+        "--fix",
+        nargs="+",
+        default=[],
+        choices=discovery.names("fix"),
+        metavar="ID",
+        help="both runs have these fixes or performance paths on",
+    )
     args = parser.parse_args()
     if args.v2 and mtp_has_overlap():
         parser.error(
@@ -239,6 +258,7 @@ def main() -> int:
         told(console, "With watch" if args.watch else "With every tracer", armed)
         wrong = unarmed(armed.text, args.watch) if armed.completed else ""
         wrong = wrong or (stayed_on_v1(armed.text) if args.v2 else "")
+        wrong = wrong or (not_on(armed.text, args.fix) if armed.completed else "")
         if args.grammar and armed.completed:
             ended = ended_by(armed, "stop")  # answers without a grammar ignore the end
             wrong = wrong or ("" if ended else "No answer was ended by its grammar.")

@@ -71,7 +71,7 @@ def asked(soak, **given):
     usual = {
         "device": "cpu", "requests": 1, "backend": "", "v2": False, "model": "gemma-4", "draft": "",
         "tp": 1, "tokens": 0, "together": 0, "longest": 0, "sampled": False, "grammar": False,
-        "clients": False, "watch": False,
+        "clients": False, "watch": False, "fix": [],
     }  # fmt: skip
     return soak.Namespace(**{**usual, **given})
 
@@ -85,6 +85,23 @@ def test_watch_is_armed_as_people_arm_it(soak, monkeypatch, tmp_path, watch):
     environment = seen[0][1]
     assert environment.get("SGLANG_TRTLLM_MHA_DEBUG") == ("watch" if watch else None)
     assert ("G4DEBUG_TRACE" in environment) is not watch
+
+
+@pytest.mark.parametrize("armed", [True, False])
+def test_a_fix_is_on_in_both_runs_and_must_be_in_force(soak, monkeypatch, tmp_path, armed):
+    seen = []
+    monkeypatch.setattr(soak.mixed, "run", lambda *given, **more: seen.append(given))
+    monkeypatch.setattr(soak.tracers, "on_one_rank", lambda: ["page-table"])
+    soak.run(armed, asked(soak, fix=["verify-attention"]), tmp_path, soak.Console(quiet=True))
+    assert seen[0][1]["G4DEBUG_FIX_VERIFY_ATTENTION"] == "1"
+
+
+def test_a_fix_that_the_log_does_not_have_in_force_is_no_pass(soak):
+    said = "armed: page-table (raise); SGLang 0.5.23; fixes: 2 in force (parked-chunk, x); faults"
+    assert soak.not_on(said, []) == ""
+    assert soak.not_on(said, ["x", "parked-chunk"]) == ""
+    assert soak.not_on(said, ["x", "chunk"]) == "Its log does not say that chunk is in force."
+    assert "x is in force" in soak.not_on("nothing", ["x"])
 
 
 def test_a_run_in_which_nothing_was_armed_is_no_pass(soak):
