@@ -107,9 +107,11 @@ class Aside:
         if not all(_is_in(given, state.judged) for given in state.lists):
             return
         state.mode = ""  # whatever comes of it, it is not tried twice in a forward
-        mine = vars(backend)
+        mine, kind = vars(backend), type(backend)
         own = {method: self._own(site) for method, site in self._methods.items()}
-        if all(own.values()) and not own.keys() & mine.keys():
+        # A class that inherits from the hooked one may have a method of its own in front of it.
+        ours = all(f is not None and _is_hooked(kind, method, f) for method, f in own.items())
+        if ours and not own.keys() & mine.keys():
             for method, function in own.items():
                 mine[method] = MethodType(function, backend)
             state.aside = True
@@ -128,6 +130,11 @@ def come_back(backend: Any) -> None:
     state = _state(backend)
     if state is not None:
         state.forget()
+
+
+def _is_hooked(kind: type, method: str, own: Any) -> bool:
+    """True if this class's method is SGLang's own function in the wrapper that calls our hook."""
+    return getattr(getattr(kind, method, None), "__wrapped__", None) is own
 
 
 def _state(backend: Any) -> _State | None:

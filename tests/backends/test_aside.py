@@ -190,6 +190,21 @@ def test_nobody_else_is_left_out(arm, hooked, who):
     assert hooked == layers(rig) * 3
 
 
+def test_a_class_that_inherits_keeps_its_own_method(arm, hooked):
+    rig, backend, batch = ready(arm, hooked)
+    calls = []
+
+    class Theirs(type(backend)):
+        def forward_extend(self, *args, **kwargs):
+            calls.append(args)
+            return super().forward_extend(*args, **kwargs)
+
+    theirs = copy.copy(backend)
+    theirs.__class__ = Theirs
+    prefills(rig, theirs, batch, aside.FIRST + 2)
+    assert len(calls) == len(hooked) == len(rig.layers) * (aside.FIRST + 2)
+
+
 def test_a_site_that_others_hook_has_no_function_to_call_in_its_place(arm, hooked):
     ready(arm, hooked)
     from g4debug import plugin
