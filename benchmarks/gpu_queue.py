@@ -82,6 +82,16 @@ def room(free: Sequence[float], job: Job) -> tuple[int, ...]:
     return (best,) if free[best] >= job.share else ()
 
 
+def fit(jobs: Sequence[Job], shares: float) -> None:
+    """Raises SystemExit for a job that no GPU has room for, so that it would wait for ever."""
+    for job in jobs:
+        if job.share > shares:
+            raise SystemExit(
+                f"{job.name} takes {job.share:g} shares, and a GPU has {shares:g}: give --shares "
+                f"{job.share:g}"
+            )
+
+
 def start(job: Job, where: tuple[int, ...], out: Path, gpus: int) -> Running:
     cores = (os.cpu_count() or 1) // gpus
     mine = {core for gpu in where for core in range(gpu * cores, (gpu + 1) * cores)}
@@ -144,6 +154,7 @@ def main() -> int:
     done = args.out / "done"
     before = set(done.read_text().splitlines()) if done.is_file() else set()
     waiting = [job for job in read(args.jobs) if job.name not in before]
+    fit(waiting, args.shares)
     free, running, table = [args.shares] * gpus, list[Running](), list[tuple[str, str, float]]()
     begun: dict[str, dict[int, psutil.Process]] = {}
     limit = time.monotonic() + args.seconds

@@ -59,3 +59,9 @@ def test_a_line_that_is_no_job_is_refused(tmp_path):
     status, text = run(tmp_path, "one | 1 | echo\n")
     assert status == 1
     assert "expected name | GPUs | share | command" in text
+
+
+def test_a_job_that_no_gpu_has_room_for_is_refused(tmp_path):
+    status, text = run(tmp_path, "one | 1 | 1 | true\nbig | 1 | 5 | true\n")
+    assert status == 1
+    assert "big takes 5 shares, and a GPU has 3: give --shares 5" in text
