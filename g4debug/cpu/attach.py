@@ -250,7 +250,7 @@ TABLE: Final[tuple[StandIn, ...]] = (
     ),
     *_at(
         irope.as_on_cuda,
-        "but for CUDA, Llama-4 norms Q and K in bfloat16, which a model in float32 cannot go on with",
+        "but for CUDA, Llama-4 norms Q and K in bfloat16, and a model in float32 ends there",
         {".models.llama4:_is_cuda": ">=0.5.23"},
         wraps=True,
     ),

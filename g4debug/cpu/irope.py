@@ -1,9 +1,9 @@
 """Q and K of Llama-4 as on a GPU: rotated in place, and normed in the dtype that they have.
 
-SGLang 0.5.23 calls the rotation for what it does to its arguments. Its kernel for GPUs writes there;
-its torch code for CPUs returns new tensors and leaves the arguments as they were, so that on a CPU
-no position would count. Behind it SGLang norms Q and K in bfloat16, but for CUDA, and a model in
-float32 ends there.
+SGLang 0.5.23 calls the rotation for what it does to its arguments. Its kernel for GPUs writes
+there; its torch code for CPUs returns new tensors and leaves the arguments as they were, so that on
+a CPU no position would count. Behind it SGLang norms Q and K in bfloat16, but for CUDA, and a model
+in float32 ends there.
 """
 
 from __future__ import annotations

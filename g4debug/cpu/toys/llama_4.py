@@ -1,6 +1,6 @@
 """Llama-4: three layers of four see a chunk of the context (irope), the fourth all of it."""
 
-from g4debug.cpu.toy import HIDDEN, INNER, WINDOW, Draw, attention, drawn, ends, mlp, norm
+from g4debug.cpu.toy import INNER, WINDOW, Draw, attention, drawn, ends, mlp, norm
 
 LAYERS = 4
 
@@ -33,5 +33,7 @@ TOY = drawn(
     },
     ends() | {n: d for i in range(LAYERS) for n, d in layer(f"model.layers.{i}").items()},
     pool="swa",
+    # The only backend here that has its attention in chunks.
     backends=("fa3",),
+    arguments={"attention_backend": "fa3"},
 )
