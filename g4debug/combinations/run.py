@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from g4debug.combinations.beside import FP8, PIPELINE, TENSOR
 from g4debug.combinations.seen import (
+    CHUNKS,
     LAYERED,
     LINEAR,
     MHA,
@@ -160,6 +161,7 @@ RUNS: tuple[Run, ...] = (
         _soak("--model gpt-oss --backend triton")),
     Run("DeepSeek", MLA, NO_WINDOW, _MLA,
         ("triton", "fa3", "flashinfer_mla", "flashmla", "trtllm_mla"), _PLAIN, _NEW, _TOYS),
+    Run("Llama-4", MHA, CHUNKS, _SWA, ("fa3",), _PLAIN, _NEW, _TOYS),
     Run("LFM2", LINEAR, NO_WINDOW, _LINEAR, ("trtllm_mha", "flashinfer"), _PLAIN, _NEW, _TOYS),
 )  # fmt: skip
 # What SGLang 0.5.23 does not have: these backends for models with this attention. Its layers with

@@ -21,6 +21,7 @@ from g4debug.cpu import (
     flashinfer_init,
     flashinfer_wrappers,
     grammar_mask,
+    irope,
     kv_copy,
     mla_kernels,
     ngram_tree,
@@ -240,6 +241,18 @@ TABLE: Final[tuple[StandIn, ...]] = (
             "Triton's interpreter refuses its kernel",
             {f".models.lfm2:{name}": ">=0.5.23"},
         )
+    ),
+    *_at(
+        irope.rotations,
+        "on a CPU it returns what Llama-4 expects to be written in place, as the kernel does",
+        {".models.llama4:get_rope": ">=0.5.23"},
+        wraps=True,
+    ),
+    *_at(
+        irope.as_on_cuda,
+        "but for CUDA, Llama-4 norms Q and K in bfloat16, and a model in float32 ends there",
+        {".models.llama4:_is_cuda": ">=0.5.23"},
+        wraps=True,
     ),
     *_at(
         softcap.softcap_in_place,

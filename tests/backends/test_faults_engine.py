@@ -25,6 +25,8 @@ CASES = {
     ("deepseek", "flashmla", "page-oob=1*on@mode=decode"): ("page-table", {"out-of-range"}),
     ("deepseek", "trtllm_mla", "page-alias=1*on@mode=decode"): ("page-table", {"other-request"}),
     ("deepseek", "triton", "write-foreign=1*on@mode=decode"): ("kv-writes", {"other-request"}),
+    ("llama-4", "fa3", "page-oob=5*on@mode=decode"): ("page-table", {"out-of-range"}),
+    ("llama-4", "fa3", "write-foreign=1*on@mode=decode"): ("kv-writes", {"other-request"}),
     ("lfm2", "trtllm_mha", "write-foreign=1*on@mode=decode"): ("kv-writes", {"other-request"}),
     ("lfm2", "flashinfer", "write-foreign=1*on@mode=extend"): ("kv-writes", {"other-request"}),
     ("lfm2", "trtllm_mha", "kv-bit-flip=1*on(30)"): ("kv-integrity", {"kv-changed"}),

@@ -11,11 +11,6 @@ from g4debug.cpu.toy import Toy
 
 # Models that somebody may ask for, and why there is no toy of them.
 NOT_SERVED: Final[Mapping[str, str]] = {
-    "llama-4": (
-        "on fa3, the only backend here with its attention in chunks, a toy of it was served in "
-        "silence, but SGLang's answers repeated a few tokens, and those of transformers do not; "
-        "why is not known"
-    ),
     "qwen3-next": (
         "on a CPU SGLang computes its linear attention (the gated delta rule) by kernels of "
         "sgl_kernel, a wheel that is not there, and the CPU engine has no stand-ins for them"
