@@ -35,7 +35,7 @@ def after_init(result: None, backend: Any, *args: Any, **kwargs: Any) -> None:
         why_not = "SGLang has a kernel of its own for it here"
     if not why_not:
         backend.use_verify_splitkv = True
-        backend.verify_splitkv_fwd = torch.compiler.disable(verify)
+        backend.verify_splitkv_fwd = torch.compiler.disable(verify)  # type: ignore[no-untyped-call]
     base.say(ID, "triton", why_not)
 
 
