@@ -12,7 +12,10 @@ pages: up to where they part. What the prompt has behind that is its own, and it
 the part, far behind the window. SGLang hands over the rest with the next chunk, which never comes.
 
 The fix acts where a prompt has been parked since its last chunk was launched. So it changes nothing
-on a server that parks no chunk, neither its answers nor how its prompts are cut.
+on a server that parks no chunk, neither its answers nor how its prompts are cut. One that would
+have got on by itself, when others end, computes the chunk earlier: requests share other batches
+then, which changes log-probabilities in their last bits. To wait until nothing else runs would not
+do that, but others may come for ever, and up to 0.5.15 a request that decodes may be killed.
 
 Why no forward needs these pages: under overlap scheduling, a round launches its batch and then
 waits for the result of the batch before it. The round that parks the prompt launches none of its

@@ -455,6 +455,11 @@ PATTERNS: tuple[Pattern, ...] = (
             "AssertionError: … already in lru list",
             "AssertionError: Deleting a unexpected non-tombstone leaf node",
             "AssertionError: Cannot tombstone a leaf node",
+            "AssertionError: duplicate swa tombstone node",
+            "AssertionError: root node is not evictable",
+            "AssertionError: node … is not a D-leaf",
+            "AssertionError: node … is not an H-leaf",
+            "AssertionError: new_prefix_len=…, new_indices=…",  # the line below old_prefix_len's
         ),
         "a lock or a node of the prefix cache (#28161)",
         25,

@@ -45,6 +45,12 @@ def serves_nobody(run: Outcome) -> str:
     )
 
 
+def sentences(cause: str) -> str:
+    """The lines of a finding's cause as one paragraph."""
+    lines = [line.strip().rstrip(".") for line in cause.splitlines() if line.strip()]
+    return " ".join(f"{line[0].upper()}{line[1:]}." for line in lines)
+
+
 def repro(
     name: str,
     fix: str,
@@ -80,7 +86,7 @@ def repro(
             raise Bad(f"It tells another finding: {finding.headline}.")
         if f"{kind} pool" not in finding.got or "deadlock" not in finding.cause:
             raise Bad(f"The finding does not say why: {finding.got} {finding.cause}")
-        return f"{seen} g4debug tells it by itself, and why: {finding.cause}"
+        return f"{seen} g4debug tells it by itself, and why: {sentences(finding.cause)}"
 
     return Repro(
         name=name,

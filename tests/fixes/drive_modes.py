@@ -1,8 +1,9 @@
 """Driven by test_modes.py: a healthy server's answers, in a process of its own.
 
-Prompts share beginnings, one is sent twice, some wait, and the prefix cache has to evict. The first
-request ends last, when nobody waits: SGLang 0.5.12 would not survive without a fix that a batch
-ends in one verify while a request waits.
+``drive_modes.py MTP RADIX CHUNK PAGE OVERLAP``, as test_modes.py has them. Prompts share
+beginnings, one is sent twice, some wait, and the prefix cache has to evict. The first request ends
+last, when nobody waits: SGLang 0.5.12 would not survive without a fix that a batch ends in one
+verify while a request waits.
 """
 
 import json
@@ -10,7 +11,7 @@ import random
 import sys
 
 
-def main(mtp, radix, chunk):
+def main(mtp, radix, chunk, page, overlap):
     import sglang
 
     from g4debug.cpu.server import engine_arguments
@@ -25,8 +26,11 @@ def main(mtp, radix, chunk):
     prompts.append(prompts[3])
     arguments = engine_arguments(
         mtp=mtp == "mtp", max_total_tokens=1536, max_running_requests=4, skip_tokenizer_init=True,
-        disable_radix_cache=radix == "no-radix",
+        disable_radix_cache=radix == "no-radix", page_size=int(page),
+        disable_overlap_schedule=overlap == "no-overlap",
     )  # fmt: skip
+    if int(page) == 1:  # trtllm_mha has no such pages
+        arguments["attention_backend"] = "triton"
     if int(chunk):
         arguments["chunked_prefill_size"] = int(chunk)
     engine = sglang.Engine(**arguments)

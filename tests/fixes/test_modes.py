@@ -110,22 +110,39 @@ long = pytest.mark.long("two engines for each kind of server")
 
 
 @pytest.mark.parametrize(
-    ("mtp", "radix", "chunk"),
+    ("mtp", "radix", "chunk", "page", "overlap"),
     [
-        ("mtp", "radix", "0"),
-        pytest.param("plain", "radix", "0", marks=long),
+        ("mtp", "radix", "0", "64", "overlap"),
+        pytest.param("plain", "radix", "0", "64", "overlap", marks=long),
         *(
-            pytest.param(mtp, radix, "128", marks=long)
+            pytest.param(mtp, radix, "128", "64", "overlap", marks=long)
             for mtp in ("mtp", "plain")
             for radix in ("radix", "no-radix")
         ),
+        # 0.5.23 dies of its own with a draft and without overlap scheduling (#40155).
+        *(
+            pytest.param(mtp, radix, "128", page, overlap, marks=long)
+            for mtp, radix, page, overlap in (
+                ("mtp", "radix", "16", "overlap"),
+                ("plain", "radix", "16", "overlap"),
+                ("plain", "radix", "1", "overlap"),
+                ("plain", "no-radix", "1", "no-overlap"),
+                ("plain", "radix", "64", "no-overlap"),
+            )
+        ),
     ],
 )
-def test_needed_gives_a_healthy_server_its_own_answers_bit_for_bit(tmp_path, mtp, radix, chunk):
-    """chunk: tokens of a prefill chunk, 0 for SGLang's own choice: longer than a prompt."""
+def test_needed_gives_a_healthy_server_its_own_answers_bit_for_bit(
+    tmp_path, mtp, radix, chunk, page, overlap
+):
+    """chunk: tokens of a prefill chunk, 0 for SGLang's own choice: longer than a prompt.
+
+    page: tokens of a page.
+    """
+    server = (mtp, radix, chunk, page, overlap)
 
     def run(name: str, **environ: str):
-        return drive(tmp_path / name, str(DRIVER), mtp, radix, chunk, **environ)
+        return drive(tmp_path / name, str(DRIVER), *server, **environ)
 
     runs = side_by_side(
         none=lambda: run("none", G4DEBUG_FIXES="none"),

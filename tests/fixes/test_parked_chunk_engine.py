@@ -8,6 +8,7 @@ and no fix.
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,24 @@ def test_where_it_acts_the_tokens_are_those_of_a_larger_pool(tmp_path, mtp, radi
     assert runs["fixed"].result["acted"] > 0
 
 
+def test_who_would_get_on_by_itself_keeps_its_tokens(tmp_path):
+    """A long prompt is parked until the short ones end: a server that stands for nobody.
+
+    The fix does act there, so requests share other batches, and logprobs may differ in their last
+    bits; docs/fixes.md says so.
+    """
+    engine = {
+        "chunked_prefill_size": 512, "max_total_tokens": 8192, "max_running_requests": None,
+        "disable_radix_cache": True, "swa_full_tokens_ratio": 1280 / 8192,
+    }  # fmt: skip
+    server = {"mtp": False, "prompts": "beside", "engine": engine}
+    runs = both(tmp_path, off=(server, "0"), on=(server, "1"))
+    off, on = (runs[name].result for name in ("off", "on"))
+    assert None not in off["answers"].values()
+    assert on["answers"] == off["answers"]
+    assert (off["acted"], on["acted"] > 0) == (0, True)
+
+
 def compare(folder: Path, mtp: str, radix: str, overlap: str, page: int) -> dict[str, Any]:
     # Without overlap scheduling SGLang frees what is behind the window with each chunk. Then it
     # takes a pool that a single chunk fills.
@@ -54,23 +73,31 @@ def compare(folder: Path, mtp: str, radix: str, overlap: str, page: int) -> dict
         "disable_radix_cache": radix == "no-radix",
         "disable_overlap_schedule": overlap == "no-overlap",
     }  # fmt: skip
+
+    def server(swa: int) -> dict[str, Any]:
+        return {
+            "mtp": mtp == "mtp", "prompts": "branches" if radix == "radix" else "",
+            "engine": {**engine, "swa_full_tokens_ratio": swa / TOTAL},
+        }  # fmt: skip
+
+    return both(folder, clean=(server(TOTAL), "0"), fixed=(server(swa), "1"))
+
+
+def both(folder: Path, **servers: tuple[dict[str, Any], str]) -> dict[str, Any]:
+    """Run the servers by their names. Each is what its driver gets, and the switch of the fix."""
     plugin = folder / "plugin"
     plugin.mkdir()
     installed_plugin.install(plugin, "parked-counter", "parked_counter:register")
     support = Path(installed_plugin.__file__).parent
 
-    def run(name: str, swa: int, fix: str):
-        server = {"mtp": mtp == "mtp", "branches": radix == "radix"}
-        server["engine"] = {**engine, "swa_full_tokens_ratio": swa / TOTAL}
+    def run(name: str, server: dict[str, Any], fix: str):
         return drive(
             folder / name, DRIVER, json.dumps(server), G4DEBUG_FIX_PARKED_CHUNK=fix,
             PARKED_COUNTS=str(folder / f"{name}.counts"),
             PYTHONPATH=installed_plugin.path(plugin, support),
         )  # fmt: skip
 
-    runs = side_by_side(
-        clean=lambda: run("clean", TOTAL, "0"), fixed=lambda: run("fixed", swa, "1")
-    )
+    runs = side_by_side(**{n: partial(run, n, *given) for n, given in servers.items()})
     for name, ran in runs.items():
         assert ran.status == 0, f"{name}: {ran.log[-3000:]}"
     return runs
