@@ -3,8 +3,8 @@
 import json
 import random
 
-LENGTHS = (70, 1, 33)
-OUTPUT = 12
+LENGTHS = (70, 33)
+OUTPUT = 6
 
 
 def main():
