@@ -52,6 +52,7 @@ STATES = {
     "swa-state-swap":     (N, N, N, N, N, N, N),  # shipped in no wheel: main from #25103 to #26966
     "triple-rmsnorm":     (A, A, A, A, N, N, N),  # 0.5.23 norms at its stage boundaries
     "triton-decode-window": (OFF, OFF, OFF, OFF, OFF, OFF, OFF),
+    "verify-attention":   (N, N, N, N, N, N, A),  # asked for from 0.5.18 on; run on the last only
     "vision-layer":       (A, A, A, A, N, N, A),  # as mm-batched-encoder
     "yoco-fast-prefill":  (A, N, N, A, N, N, A),  # not run on the others
 }  # fmt: skip
