@@ -6,6 +6,7 @@ prints what came out. Arguments: overrides of the engine's as JSON, ``short`` fo
 """
 
 import json
+import os
 import random
 import sys
 
@@ -58,7 +59,10 @@ def main():
                     ],
                 }
             )
-        print("RESULT", json.dumps({"round": name, "requests": lines}), flush=True)
+        # In one write: a long line in several may have another process's in between.
+        line = json.dumps({"round": name, "requests": lines})
+        sys.stdout.flush()
+        os.write(sys.stdout.fileno(), f"RESULT {line}\n".encode())
         return lines
 
     prompts = [tokens(rng.randint(3, 90)) for _ in range(12)]
