@@ -3,8 +3,8 @@
 In a forward outside of CUDA graphs each layer passes our hook. All but the first ones of each kind
 only find that their list was checked, and that costs a prefill of 42 layers 1 ms of the host
 (docs/costs.md). All lists that these layers can get are in the metadata of their forward. So when
-each of them was judged, the backend gets SGLang's own functions as attributes of its own, which
-hide the hooked ones of its class. They are taken away when metadata are made anew, and when a step
+each of them was judged, the backend gets SGLang's own function as an attribute of its own, which
+hides the hooked one of its class. It is taken away when metadata are made anew, and when a step
 begins.
 
 In the first forwards of a backend in a mode (``FIRST``), and after these in one of ``EVERY``, all
@@ -16,7 +16,7 @@ this backend for good.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from types import MethodType
 from typing import TYPE_CHECKING, Any
@@ -37,11 +37,11 @@ class _State:
 
     forwards: mode -> how many began. mode: of the one that runs, '' if each of its layers keeps the
     hook. lists: those of its metadata when the first of them was judged. judged: those that were.
-    aside: the hooks are hidden. stays: they are never hidden again.
+    aside: the hook is hidden. stays: it is never hidden again.
     """
 
     backend: Any
-    methods: tuple[str, ...]
+    method: str
     forwards: dict[str, int] = field(default_factory=dict)
     mode: str = ""
     lists: tuple[torch.Tensor, ...] = ()
@@ -50,11 +50,10 @@ class _State:
     stays: bool = False
 
     def forget(self) -> None:
-        """The hooks run again, and no list was judged."""
+        """The hook runs again, and no list was judged."""
         if self.aside:
             self.aside = False
-            for method in self.methods:
-                vars(self.backend).pop(method, None)
+            vars(self.backend).pop(self.method, None)
         self.lists = ()
         self.judged.clear()
 
@@ -63,20 +62,20 @@ _hidden: list[_State] = []  # those that were put aside in this step
 
 
 class Aside:
-    """Takes the hooks of an adapter out of the way of its backends, and puts them back.
+    """Takes the hook at a method of some backends out of their way, and puts it back.
 
-    methods: a method of the backends -> its site. own: site -> SGLang's own function there, None if
-    anybody else has a hook or a wrapper there, which must run in each layer.
+    site: the method's. own: SGLang's own function at a site, None if anybody else has a hook or a
+    wrapper there, which must run in each layer.
     """
 
-    def __init__(self, methods: Mapping[str, str], own: Callable[[str], Any]) -> None:
-        self._methods, self._own = dict(methods), own
+    def __init__(self, method: str, site: str, own: Callable[[str], Any]) -> None:
+        self._method, self._site, self._own = method, site, own
 
     def begin(self, backend: Any, mode: str = "") -> None:
         """The metadata of this backend were made anew, for a forward of this mode, or a graph."""
         state = _state(backend)
         if state is None:
-            state = _State(backend, tuple(self._methods))
+            state = _State(backend, self._method)
             setattr(backend, _STATE, state)
         state.forget()
         state.mode = mode if mode in PREFILLS and not state.stays else ""
@@ -100,41 +99,37 @@ class Aside:
             )
 
     def again(self, backend: Any) -> None:
-        """A layer got a list that was judged in this forward. Hides the hooks if all were."""
+        """A layer got a list that was judged in this forward. Hides the hook if all were."""
         state = _state(backend)
         if state is None or not state.mode:
             return
         if not all(_is_in(given, state.judged) for given in state.lists):
             return
         state.mode = ""  # whatever comes of it, it is not tried twice in a forward
-        mine, kind = vars(backend), type(backend)
-        own = {method: self._own(site) for method, site in self._methods.items()}
+        mine, own = vars(backend), self._own(self._site)
+        if own is None or self._method in mine:
+            return
         # A class that inherits from the hooked one may have a method of its own in front of it.
-        ours = all(f is not None and _is_hooked(kind, method, f) for method, f in own.items())
-        if ours and not own.keys() & mine.keys():
-            for method, function in own.items():
-                mine[method] = MethodType(function, backend)
+        hooked = getattr(type(backend), self._method, None)
+        is_hooked = getattr(hooked, "__wrapped__", None) is own
+        if is_hooked:
+            mine[self._method] = MethodType(own, backend)
             state.aside = True
             _hidden.append(state)
 
 
 def step() -> None:
-    """A step begins. All hooks run, and what was judged in the last step counts no more."""
+    """A step begins. The hooks run, and what was judged in the last step counts no more."""
     for state in _hidden:
         state.forget()
     _hidden.clear()
 
 
 def come_back(backend: Any) -> None:
-    """Lets the hooks run at all layers again. For who gives a backend other metadata."""
+    """Lets the hook run at all layers again. For who gives a backend other metadata."""
     state = _state(backend)
     if state is not None:
         state.forget()
-
-
-def _is_hooked(kind: type, method: str, own: Any) -> bool:
-    """True if this class's method is SGLang's own function in the wrapper that calls our hook."""
-    return getattr(getattr(kind, method, None), "__wrapped__", None) is own
 
 
 def _state(backend: Any) -> _State | None:
@@ -144,10 +139,9 @@ def _state(backend: Any) -> _State | None:
         return state
     mine = vars(backend)
     del mine[_STATE]
-    for method in state.methods:
-        found = mine.get(method)
-        if isinstance(found, MethodType) and found.__self__ is state.backend:
-            del mine[method]
+    found = mine.get(state.method)
+    if isinstance(found, MethodType) and found.__self__ is state.backend:
+        del mine[state.method]
     return None
 
 

@@ -83,7 +83,7 @@ class Triton(ListAdapter):
         self._step: dict[int, tuple[int, int, int]] = {}
 
     def install(self, context: Sites, guard: Guarding) -> None:
-        aside = Aside({"forward_extend": "attn.triton.extend"}, context.own)
+        aside = Aside("forward_extend", "attn.triton.extend", context.own)
 
         def after_metadata(result: Any, backend: Any, forward_batch: Any) -> Any:
             aside.begin(backend, forward_batch.forward_mode.name)

@@ -58,9 +58,9 @@ def encoder(file: str, way: str) -> list[float]:
     return ratios(file, "way", "end_to_end_s", "alone", way)
 
 
-def decode(file: str) -> list[list[float]]:
+def decode(file: str, key: str = "paths", on: str = "on") -> list[list[float]]:
     batches = ("1", "8", "64")
-    return [ratios(file, "paths", "ms_per_token", "on", "off", batch=b) for b in batches]
+    return [ratios(file, key, "ms_per_token", on, "off", batch=b) for b in batches]
 
 
 def console(pattern: str) -> list[float]:
@@ -107,8 +107,7 @@ def decode_of_experts() -> str:
 
 def mtp(variant: str) -> list[list[float]]:
     """Of a token with FROZEN_KV_MTP on 0.5.23: with some paths over without, for each batch."""
-    batches = ("1", "8", "64")
-    return [ratios(VERIFY, "variant", "ms_per_token", variant, "off", batch=b) for b in batches]
+    return decode(VERIFY, "variant", variant)
 
 
 def faster_router() -> str:
