@@ -173,6 +173,7 @@ def run_child(
     python: Sequence[str] = (),
     start: float = 0.0,
     warm: bool = False,
+    stands: Callable[[], bool] = lambda: False,
 ) -> Outcome:
     """Run a child with ``environment`` on top of ours; wait at most ``timeout`` seconds.
 
@@ -180,7 +181,8 @@ def run_child(
     has so many seconds until its engine is up, and ``timeout`` from then on. last_words: once this
     is in the log, the child has ``GRACE`` seconds to end. A scheduler that dies while it is idle
     may leave SGLang's main process waiting for it for ever. warm: on the CPU engine, it is forked
-    from a process that has SGLang's imports behind it. Raises Stopped.
+    from a process that has SGLang's imports behind it. stands: asked twice a second; once it is
+    True, the child is known to hang, and counts as one that took too long. Raises Stopped.
     """
     folder.mkdir(parents=True, exist_ok=True)
     result = folder / f"{name}.json"
@@ -194,7 +196,7 @@ def run_child(
     phase, end, status = "starting", begin + (start or timeout), None
     begun = warm_group if warm else group
     with log.open("wb") as sink, begun(command, {**base, **environment}, sink) as process:
-        while status is None and time.monotonic() < end:
+        while status is None and time.monotonic() < end and not stands():
             go_on()
             if phase == "starting" or last_words:  # else nothing is looked for, and logs are long
                 text = log.read_text(errors="replace")

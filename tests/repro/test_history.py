@@ -57,6 +57,36 @@ def test_each_case_has_a_truth_of_its_own(known):
     assert len(numbers) == len(set(numbers))
 
 
+def test_a_server_that_stands_is_not_waited_for_longer_than_its_tools_need(
+    suite, known, tmp_path, monkeypatch
+):
+    """Only where the bug was counted, and only while no batch begins."""
+    standing, counts = suite("cell").Standing, suite("counter").Counter(tmp_path)
+    now = 0.0
+    monkeypatch.setattr(suite("cell").time, "monotonic", lambda: now)
+    proof = standing(60.0, tmp_path)
+    (tmp_path / "truth-1.json").touch()  # a process that has just begun to count
+    assert not proof.proved()
+    counts.step()
+    counts.reached()
+    now = 100.0
+    assert not proof.proved()  # it may be slow; nothing was counted yet
+    counts.triggered("stands")
+    assert not proof.proved()
+    now = 159.0
+    assert not proof.proved()
+    counts.step()  # it goes on
+    now = 170.0
+    assert not proof.proved()
+    now = 230.0
+    assert proof.proved()
+    assert not standing(0.0, tmp_path).proved()
+    told = {name for name, case in known.items() if case.stands}
+    assert told == {"parked-chunk", "idle-admission"}
+    # g4debug says so after 20 seconds.
+    assert all(known[name].stands >= 2 * 20 for name in told)
+
+
 def test_what_is_left_out_is_no_case_and_is_on_the_page(known, suite):
     left_out = suite("page").markdown([], {}).partition("## Left out")[2]
     threads = [

@@ -54,7 +54,9 @@ class Case:
     sentence. chosen_after: the case was chosen when g4debug's tracers
     existed. gpu: why no CPU can run it. innocent: the bug is in nothing that the host decides, so a
     replay of its run is right to find nothing. seconds: after which a run counts as one that hangs,
-    from the moment on at which its engine is up.
+    from the moment on at which its engine is up. stands: the bug is a server that stands, and its
+    truth knows that nobody computes: a run that has begun no batch for so many seconds since the
+    bug was counted has proved what it can, and is not waited for. 0: it is not such a case.
     """
 
     number: int
@@ -75,6 +77,7 @@ class Case:
     gpu: str = ""
     innocent: bool = False
     seconds: float = 240.0
+    stands: float = 0.0
 
     def without(self, toy: Toy) -> str:
         """Why it cannot be met on a server of another model than Gemma-4; '' if it can."""

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sys
+import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -158,8 +159,31 @@ def run(cell: Cell, folder: Path, right: Mapping[str, Any]) -> Cell:
         device=cell.device,
         python=[*tool.wrapper, str(python)],
         start=START,
+        stands=Standing(case.stands, folder).proved,
     )
     return judge(cell, case, tool, ran, folder, right)
+
+
+class Standing:
+    """Whether a run of a case stands for as long as its tools were given to say so.
+
+    seconds, folder: ``Case.stands``, and where the ground truth counts. The bug has to be counted,
+    and no batch may have begun since: a server that goes on has not proved anything yet.
+    """
+
+    def __init__(self, seconds: float, folder: Path) -> None:
+        self._seconds = seconds
+        self._folder = folder
+        self._steps = -1
+        self._since = 0.0
+
+    def proved(self) -> bool:
+        if not self._seconds:
+            return False
+        counts, now = counter.read(self._folder), time.monotonic()
+        if not counts.triggered or counts.steps != self._steps:
+            self._steps, self._since = counts.steps, now
+        return counts.triggered > 0 and now - self._since >= self._seconds
 
 
 def environment(cell: Cell, folder: Path) -> dict[str, str]:

@@ -77,7 +77,8 @@ class Counter:
 
 def read(folder: Path) -> Counts:
     """The counts of the process that ran most steps: the scheduler. Zeros if nothing counted."""
-    found = [Counts(**json.loads(path.read_text())) for path in folder.glob("truth-*.json")]
+    texts = [path.read_text() for path in folder.glob("truth-*.json")]
+    found = [Counts(**json.loads(text)) for text in texts if text]  # one may just be begun
     return max(found, key=lambda c: (c.steps, c.reached, c.triggered), default=Counts())
 
 

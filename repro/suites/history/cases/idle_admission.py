@@ -33,6 +33,7 @@ SMALL_POOL = {
     ),
     mtp=False,
     seconds=100.0,
+    stands=60.0,
     engine=SMALL_POOL,
     why="A hang without a chunk in progress: all that waits is in the queue.",
     chosen_after=True,

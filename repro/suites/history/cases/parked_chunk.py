@@ -33,6 +33,7 @@ SMALL_POOL = {
     ),
     mtp=False,
     seconds=150.0,
+    stands=60.0,
     engine=SMALL_POOL,
     why="Nothing is wrong with any page: the server turns, says nothing, and serves nobody.",
     chosen_after=True,
