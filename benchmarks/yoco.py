@@ -23,6 +23,9 @@ because all other layers remain.
 token out. It compares the graphs with the path off, the path without graphs, and neither. It says
 from how many spared rows on the path is the faster one (G4DEBUG_YOCO_EAGER_ROWS).
 
+--traces lets SGLang's profiler look at each server before the first round, while it answers four
+prompts, and puts FOLDER/<variant>.trace.json.gz there.
+
 The rows are written as they come. After --seconds, the start of the servers included, it ends with
 those that there are; each release has that long.
 """
@@ -30,6 +33,7 @@ those that there are; each release has that long.
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import statistics
 import subprocess
@@ -146,6 +150,9 @@ def measure(args: Any, folder: Path) -> list[dict[str, Any]]:
         for n in lengths:
             for server in servers.values():  # warm: JIT, allocator
                 server.put([[n] * min(batch, 2), tokens, 1, True])
+            if args.traces and not sweep:
+                for server in servers.values():
+                    take_trace(server, [n] * min(batch, 4), args.traces)
             at = {"model": name, "requests": batch, "input": n, "output": tokens}
             for number, order in in_turns(servers, args.rounds):
                 made, new = {}, []
@@ -166,6 +173,14 @@ def measure(args: Any, folder: Path) -> list[dict[str, Any]]:
                 growing.add(new, about["device"])
                 rows += new
     return rows
+
+
+def take_trace(server: Server, lengths: list[int], folder: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="g4debug-trace-") as place:
+        server.put([lengths, 2, 7, True, place])
+        (made,) = Path(place).iterdir()
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(made, folder / f"{server.name}.trace.json.gz")
 
 
 def equal(a: list[list[int]], b: list[list[int]]) -> int:
@@ -218,6 +233,7 @@ def main() -> None:
         "--only", type=lambda text: text.split(","), default=["off", "on", "limit"],
         help="the servers, off and on among them (default: off,on,limit)",
     )  # fmt: skip
+    parser.add_argument("--traces", type=Path, metavar="FOLDER")
     parser.add_argument(
         "--also", action="append", default=[], metavar="PYTHON",
         help="then measure with this Python of another SGLang, too",
