@@ -1229,6 +1229,25 @@ def test_the_tape_of_a_watched_server_is_replayed_with_every_tracer(suite, tmp_p
     assert replays.words(case, [armed, found]) == "reproduced 1/1, 7 s"
 
 
+def test_on_a_gpu_a_release_that_is_not_there_is_told(
+    runner, suite, known, tmp_path, monkeypatch, capsys
+):
+    """A run that could run nothing must not look like one that found nothing."""
+    nowhere = tmp_path / "no-such-python"
+    for arm in ("buggy", "fixed"):
+        monkeypatch.setitem(
+            suite("cell").PYTHONS, getattr(known["idle-admission"], arm).release, nowhere
+        )
+    monkeypatch.setattr(runner.gpu, "names", lambda: ["NVIDIA H200"])
+    monkeypatch.setattr(sys, "argv", [
+        "history_suite.py", "--device", "cuda", "--case", "idle-admission", "--seeds", "1",
+        "--tool", "compute-sanitizer", "--results", str(tmp_path),
+    ])  # fmt: skip
+    assert runner.main() == 1
+    told = " ".join(capsys.readouterr().out.split())
+    assert "idle-admission: not run in full, because a release of SGLang that is needed is not here" in told
+
+
 def test_replays_are_of_watch_or_of_what_is_armed_by_default(runner, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["history_suite.py", "--replay", "--tool", "sglang"])
     with pytest.raises(SystemExit) as ended:
