@@ -41,7 +41,8 @@ LONG_COPY = 100.0  # us: to begin a copy takes less
 # What a kernel does, by its name: the first that is found.
 DOES = {
     "attention": re.compile(
-        r"attn|attention|_fwd_(?:grouped_)?kernel|_mha|xqa|flash(?!infer)", re.I
+        r"attn|attention|_fwd_(?:grouped_)?kernel|_mha|xqa|flash(?!infer)|_verify_(?:part|whole)",
+        re.I,
     ),
     "matrix products": re.compile(r"gemm|gemv|nvjet|cutlass|cublas|splitk|xmma", re.I),
     "norms": re.compile(r"norm", re.I),

@@ -101,6 +101,7 @@ def test_the_kernels_of_a_step_by_what_they_do(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("name", "does"),
     [
+        ("_verify_part_kernel", "attention"),
         ("_fwd_grouped_kernel_stage1", "attention"),
         ("kernel_mha", "attention"),
         ("nvjet_tst_128x8_64x12_2x1_v_bz_TNT", "matrix products"),
