@@ -283,6 +283,12 @@ TABLE: Final[tuple[StandIn, ...]] = (
         wraps=True,
     ),
     *_at(
+        delta_rule.keeps_states,
+        "on a CPU SGLang does not let the prefix cache keep the states with which chunks begin",
+        {".arg_groups.mamba_hook:_platform_supports_mamba_cache_extra_buffer": ">=0.5.23"},
+        wraps=True,
+    ),
+    *_at(
         irope.rotations,
         "on a CPU it returns what Llama-4 expects to be written in place, as the kernel does",
         {".models.llama4:get_rope": ">=0.5.23"},
@@ -303,6 +309,11 @@ TABLE: Final[tuple[StandIn, ...]] = (
         pinned.TORCH,
         "prompt logprobs ask for pinned memory, which only an accelerator has",
         {".layers.logits_processor:torch": "<0.5.14"},
+    ),
+    *_at(
+        pinned.pin_memory,
+        "a decode asks for pinned memory where the prefix cache keeps states",
+        {"torch:Tensor.pin_memory": ">=0.5.23"},
     ),
     *_at(
         grammar_mask.apply_vocab_mask,

@@ -18,8 +18,7 @@ Shapes: q, k ``[1, tokens, key_heads, K]``; v and the result ``[1, tokens, value
 in float32. A request's matrices lie in its slot of the states, ``[slots, value_heads, V, K]``, from
 which it goes on and which is written in place; the pool has cleared the slot of a new request. The
 tokens of request b begin at ``cu_seqlens[b]``; behind those of the last, there may be more, whose
-output is zeros. All is computed in float32, token by token, and a chunk goes on exactly where the
-last one ended.
+output is zeros. All is computed in float32, token by token.
 
 The stand-ins are needed because SGLang's branch for CPUs calls kernels of a wheel that is not
 there, and its Triton kernel for a prefill refuses float32. The one for a decode takes too long in
@@ -32,13 +31,24 @@ shapes that do not fit, are refused.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch.nn import functional
 
 from g4debug.cpu.paged_attention import refuse
 from g4debug.cpu.short_conv import there
 
+CHUNK = 64  # tokens: what SGLang calls mamba_chunk_size
 THRESHOLD = 20.0  # above it softplus(x) is x
+
+
+def keeps_states(own: object) -> Callable[[], bool]:
+    """`_platform_supports_mamba_cache_extra_buffer`: here a prefill tells them as on a GPU.
+
+    SGLang keeps them for the models that it has in a list, Qwen3-Next among them and not LFM2.
+    """
+    return lambda: True
 
 
 def fused_gdn_gating(
@@ -66,10 +76,13 @@ def chunk_gated_delta_rule(
     cu_seqlens: torch.Tensor,
     use_qk_l2norm_in_kernel: bool = False,
     **options: object,
-) -> tuple[torch.Tensor, None, None]:
-    """A prefill. Its states are in place, so neither the last ones nor those of chunks are given.
+) -> tuple[torch.Tensor, None, torch.Tensor]:
+    """A prefill: its outputs, nothing, and the states with which each ``CHUNK`` of tokens begins.
 
-    initial_state: the states of all slots. initial_state_indices: the requests' slots.
+    The prefix cache keeps one of the latter, ``[1, chunks, value_heads, V, K]``: those of the first
+    request, of the second, and so on. In the second place are a request's last states where a
+    kernel does not write them in place. initial_state: the states of all slots.
+    initial_state_indices: the requests' slots.
     """
     kernel = "chunk_gated_delta_rule"
     refuse(kernel, options)
@@ -77,16 +90,18 @@ def chunk_gated_delta_rule(
     _expect(kernel, {"g": g, "beta": beta}, *v.shape[:3])
     bounds = _bounds(kernel, cu_seqlens, initial_state_indices, v.shape[1])
     group = v.shape[2] // q.shape[2]
-    out = torch.zeros_like(v)
+    out, begun = torch.zeros_like(v), [initial_state[:0].float()]
     for row, slot in enumerate(initial_state_indices.tolist()):
         begin, end = bounds[row], bounds[row + 1]
+        own, starts = slice(begin, end), range(begin, end, CHUNK)
+        begun.append(torch.zeros(len(starts), *initial_state.shape[1:]))
         if begin < end and there(kernel, row, slot, initial_state):
-            own = slice(begin, end)
             out[0, own] = _recurrence(
                 _heads(q[0, own], group), _heads(k[0, own], group), v[0, own].float(),
                 g[0, own].float().exp(), beta[0, own].float(), initial_state[slot],
+                begun[-1],
             )  # fmt: skip
-    return out, None, None
+    return out, None, torch.cat(begun)[None]
 
 
 def fused_sigmoid_gating_delta_rule_update(
@@ -130,11 +145,17 @@ def _recurrence(
     fading: torch.Tensor,
     beta: torch.Tensor,
     state: torch.Tensor,
+    begun: torch.Tensor,
 ) -> torch.Tensor:
-    """The outputs of one request, ``[tokens, value_heads, V]``, whose state is written."""
+    """The outputs of one request, ``[tokens, value_heads, V]``, whose state is written.
+
+    begun: it gets the states with which the chunks begin.
+    """
     known = state.float()
     out = torch.empty(v.shape)
     for t in range(len(v)):
+        if t % CHUNK == 0:
+            begun[t // CHUNK] = known
         known = known * fading[t, :, None, None]
         wrong = v[t] - (known * k[t, :, None]).sum(-1)
         known = known + (beta[t, :, None] * wrong)[..., None] * k[t, :, None]

@@ -96,6 +96,6 @@ TOY = drawn(
     weights(),
     pool="hybrid-linear",
     backends=("trtllm_mha", "flashinfer"),
-    # On a CPU SGLang caches states only with pages of one token, which trtllm_mha does not take.
-    arguments={"disable_radix_cache": True},
+    # For some ten requests, and more for the prefix cache. SGLang would else take gigabytes.
+    arguments={"max_mamba_cache_size": 128},
 )
