@@ -161,14 +161,15 @@ def _recurrence(
         known = known + (beta[t, :, None] * wrong)[..., None] * k[t, :, None]
         out[t] = (known * q[t, :, None]).sum(-1)
     state.copy_(known)
-    return (out * q.shape[-1] ** -0.5).to(v.dtype)
+    scale: float = q.shape[-1] ** -0.5
+    return (out * scale).to(v.dtype)
 
 
 def _heads(x: torch.Tensor, group: int) -> torch.Tensor:
     """``[tokens, key_heads, K]`` of length 1, for each head of the values."""
     x = x.float()
-    x = x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
-    return x.repeat_interleave(group, 1)
+    one: torch.Tensor = x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
+    return one.repeat_interleave(group, 1)
 
 
 def _bounds(kernel: str, cu_seqlens: torch.Tensor, slots: torch.Tensor, tokens: int) -> list[int]:

@@ -30,6 +30,13 @@ CASES = {
     ("lfm2", "trtllm_mha", "write-foreign=1*on@mode=decode"): ("kv-writes", {"other-request"}),
     ("lfm2", "flashinfer", "write-foreign=1*on@mode=extend"): ("kv-writes", {"other-request"}),
     ("lfm2", "trtllm_mha", "kv-bit-flip=1*on(30)"): ("kv-integrity", {"kv-changed"}),
+    ("qwen3-next", "trtllm_mha", "page-oob=1*on@mode=decode"): ("page-table", {"out-of-range"}),
+    ("qwen3-next", "flashinfer", "token-oob=1*on@mode=extend"): ("page-table", {"out-of-range"}),
+    ("qwen3-next", "trtllm_mha", "write-foreign=1*on@mode=decode"): (
+        "kv-writes",
+        {"other-request"},
+    ),
+    ("qwen3-next", "trtllm_mha", "kv-bit-flip=1*on(30)"): ("kv-integrity", {"kv-changed"}),
     ("deepseek", "triton", "kv-bit-flip=1*on(30)"): ("kv-integrity", {"kv-changed"}),
 }
 

@@ -92,8 +92,8 @@ def test_it_is_served_armed_in_silence_and_its_tokens_are_right(name, backend, t
 
 @pytest.mark.long("four engines")
 def test_qwen3_next_answers_the_same_however_its_states_are_kept(tmp_path):
-    """In chunks and whole; from the prefix cache, which keeps the states of chunks or those of whole
-    requests, and without one. Above, its tokens are compared with a prefill of them all."""
+    """In chunks and whole, without a prefix cache and from one, which keeps the states of chunks or
+    those of whole requests. Above, its tokens are compared with a prefill of them all."""
     found = {}
     for name, arguments in {
         "kept by chunks": {},
