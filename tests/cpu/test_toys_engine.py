@@ -31,16 +31,16 @@ CASES = [
 ]
 # What is not judged there, and is said so.
 LINEAR = {"pool-leak": {"not the states of linear layers"}}
-# The tracers that are off there, and say so: a prefix cache that keeps states, too, is not known.
-UNJUDGED = {"qwen3-next": {"prefix-cache"}}
 FETCHES = {("deepseek", "trtllm_mla")}
 CHUNKED = {"page-table": {"some of fa3's page tables are not judged"}}
 FETCHED = {"page-table": {"what a prefill of MLA reads of its prefix"}}
 
 
 def limits_of(name: str, backend: str) -> dict[str, set[str]]:
-    if name in ("lfm2", "qwen3-next"):
+    if name == "lfm2":
         return LINEAR
+    if name == "qwen3-next":  # whose prefix cache keeps states, too
+        return LINEAR | {"prefix-cache": {"not the states of linear layers"}}
     if name == "llama-4":
         return CHUNKED
     # The others of MLA read a short prefix from pages.
@@ -75,8 +75,7 @@ def test_it_is_served_armed_in_silence_and_its_tokens_are_right(name, backend, t
     told = told_status.read(armed.log)
     assert set(told) == set(discovery.names("tracer"))
     # The flight recorder counts nothing: it waits for a stand-still.
-    blind = {"flight-recorder", *UNJUDGED.get(name, ())}
-    assert {n for n, tracer in told.items() if told_status.blind(tracer)} == blind
+    assert {n for n, tracer in told.items() if told_status.blind(tracer)} == {"flight-recorder"}
     assert told_status.limits(told) == limits_of(name, backend)
     assert armed.results == bare.results
     assert len(bare.results) == 2
