@@ -162,7 +162,8 @@ RUNS: tuple[Run, ...] = (
     Run("DeepSeek", MLA, NO_WINDOW, _MLA,
         ("triton", "fa3", "flashinfer_mla", "flashmla", "trtllm_mla"), _PLAIN, _NEW, _TOYS),
     Run("Llama-4", MHA, CHUNKS, _SWA, ("fa3",), _PLAIN, _NEW, _TOYS),
-    Run("LFM2", LINEAR, NO_WINDOW, _LINEAR, ("trtllm_mha", "flashinfer"), _PLAIN, _NEW, _TOYS),
+    Run("LFM2, Qwen3-Next", LINEAR, NO_WINDOW, _LINEAR, ("trtllm_mha", "flashinfer"), _PLAIN, _NEW,
+        _TOYS),
 )  # fmt: skip
 # What SGLang 0.5.23 does not have: these backends for models with this attention. Its layers with
 # MLA have classes of their own, and those with sinks have not.

@@ -33,6 +33,9 @@ SETTINGS: Final[Mapping[str, str]] = {
     "SGLANG_FLASHINFER_WORKSPACE_SIZE": str(1 << 20),  # not 512 MB: the stand-ins need none
     # SGLang asks for FlashInfer's wheel, for CUDA, in whose place the stand-ins are.
     "SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK": "1",
+    # SGLang keeps the last tokens of a convolution in bfloat16 whatever the model is in; with the
+    # toys, which are in float32, an answer would depend on where a chunk ended.
+    "SGLANG_MAMBA_CONV_DTYPE": "float32",
     "OMP_NUM_THREADS": "1",  # tiny tensors: a second thread costs more than it gives
     "TORCHDYNAMO_DISABLE": "1",  # compiling SGLang's few small functions costs more than they do
     "TOKENIZERS_PARALLELISM": "false",  # SGLang forks after it used the tokenizer

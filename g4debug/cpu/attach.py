@@ -15,11 +15,13 @@ from typing import Any, Final
 from g4debug.cpu import (
     bonus_tokens,
     cache_locs,
+    delta_rule,
     draft_tree,
     experts,
     flash_attention,
     flashinfer_init,
     flashinfer_wrappers,
+    gated_norm,
     grammar_mask,
     irope,
     kv_copy,
@@ -96,6 +98,11 @@ def _at(
 def _kernel(name: str, replacement: Callable[..., Any], why: str) -> StandIn:
     """A kernel for CPUs that SGLang imports from `sgl_kernel`, of which no such wheel exists."""
     return StandIn(SGL_KERNEL, name, replacement, why, ">=0.5.18")
+
+
+def _in_place_of(replacement: Callable[..., Any]) -> Callable[[object], Callable[..., Any]]:
+    """For `wraps`, where nothing of SGLang's own function is wanted."""
+    return lambda own: replacement
 
 
 _CALLED: Final = "SGLang's branch for CPUs calls it"
@@ -242,6 +249,45 @@ TABLE: Final[tuple[StandIn, ...]] = (
             {f".models.lfm2:{name}": ">=0.5.23"},
         )
     ),
+    *(
+        stand_in
+        for module, kernels in (
+            ("gdn_backend", (short_conv.causal_conv1d_fn, short_conv.causal_conv1d_update)),
+            ("gdn_backend", (delta_rule.fused_gdn_gating,)),
+            (
+                "kernels.gdn_triton",
+                (
+                    delta_rule.chunk_gated_delta_rule,
+                    delta_rule.fused_sigmoid_gating_delta_rule_update,
+                ),
+            ),
+        )
+        for kernel in kernels
+        for stand_in in _at(
+            _in_place_of(kernel),
+            "SGLang's branch for CPUs calls kernels of a wheel that is not there",
+            {f".layers.attention.linear.{module}:{kernel.__name__}": ">=0.5.23"},
+            wraps=True,
+        )
+    ),
+    *_at(
+        _in_place_of(gated_norm.rms_norm_gated),
+        "its Triton kernel uses block pointers, which Triton has removed",
+        {"sglang.kernels.ops.attention.fla.fused_norm_gate:rms_norm_gated": ">=0.5.23"},
+        wraps=True,
+    ),
+    *_at(
+        _in_place_of(experts.fused_gate_sigmoid_mul_add),
+        "its Triton kernel takes seconds for each chunk in the interpreter",
+        {".models.qwen2_moe:fused_gate_sigmoid_mul_add": ">=0.5.23"},
+        wraps=True,
+    ),
+    *_at(
+        delta_rule.keeps_states,
+        "on a CPU SGLang does not let the prefix cache keep the states with which chunks begin",
+        {".arg_groups.mamba_hook:_platform_supports_mamba_cache_extra_buffer": ">=0.5.23"},
+        wraps=True,
+    ),
     *_at(
         irope.rotations,
         "on a CPU it returns what Llama-4 expects to be written in place, as the kernel does",
@@ -263,6 +309,11 @@ TABLE: Final[tuple[StandIn, ...]] = (
         pinned.TORCH,
         "prompt logprobs ask for pinned memory, which only an accelerator has",
         {".layers.logits_processor:torch": "<0.5.14"},
+    ),
+    *_at(
+        pinned.pin_memory,
+        "a decode asks for pinned memory where the prefix cache keeps states",
+        {"torch:Tensor.pin_memory": ">=0.5.23"},
     ),
     *_at(
         grammar_mask.apply_vocab_mask,

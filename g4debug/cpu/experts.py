@@ -1,8 +1,13 @@
-"""A mixture of experts in torch: SGLang's method for CPUs does not take Gemma-4's, nor biases."""
+"""A mixture of experts in torch: SGLang's method for CPUs does not take Gemma-4's, nor biases.
+
+Nor is Triton's interpreter fast enough for the kernel that adds Qwen3-Next's shared expert.
+"""
 
 from __future__ import annotations
 
 from typing import Any
+
+import torch
 
 
 def forward_cpu(self: Any, layer: Any, dispatch_output: Any) -> Any:
@@ -34,3 +39,29 @@ def narrowed(
     return narrow_padded_param_and_loaded_weight(
         param_data, loaded_weight, param_data_start, weight_start, dim, *more
     )
+
+
+def fused_gate_sigmoid_mul_add(
+    hidden_states: torch.Tensor,
+    gate_weight: torch.Tensor,
+    shared_output: torch.Tensor,
+    final_hidden_states: torch.Tensor,
+) -> None:
+    """Add to each token's ``final_hidden_states`` what the shared expert says, gated.
+
+    The gate of a token is ``sigmoid(<hidden_states, gate_weight>)``. All are ``[tokens, hidden]``,
+    but for gate_weight, ``[hidden]``; ValueError for other shapes. Computed in float32.
+    """
+    tokens, hidden = hidden_states.shape
+    for tensor, shape in (
+        (gate_weight, (hidden,)),
+        (shared_output, (tokens, hidden)),
+        (final_hidden_states, (tokens, hidden)),
+    ):
+        if tensor.shape != shape:
+            raise ValueError(
+                "the CPU engine's fused_gate_sigmoid_mul_add: got a tensor with the shape "
+                f"{tuple(tensor.shape)}, expected {shape}."
+            )
+    gates = (hidden_states.float() * gate_weight.float()).sum(-1, keepdim=True).sigmoid()
+    final_hidden_states.copy_(final_hidden_states.float() + gates * shared_output.float())

@@ -65,6 +65,7 @@ _DEVICE_MODULES: Final = frozenset(
         "pages_only",
         "page_kernels",
         "short_conv",
+        "delta_rule",
     )
 )
 _HOST_MODULES: Final = frozenset(

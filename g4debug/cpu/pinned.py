@@ -1,7 +1,8 @@
-"""`torch` without pinned memory, for a module that pins what it copies to the device.
+"""No pinned memory, which is for copies to a device: torch refuses it without an accelerator.
 
-`torch.tensor(..., pin_memory=True)` raises where there is no accelerator, and SGLang makes the
-indices of prompt logprobs in that way on every device. All else is torch's own.
+`torch.tensor(..., pin_memory=True)` raises, and SGLang makes the indices of prompt logprobs in that
+way on every device: there a module gets `TORCH`, which ignores it. So does a tensor's own
+`pin_memory()`, by which SGLang makes the mask of the requests whose states the prefix cache keeps.
 """
 
 from __future__ import annotations
@@ -24,3 +25,8 @@ class _Torch(types.ModuleType):
 
 
 TORCH = _Torch("torch")
+
+
+def pin_memory(self: torch.Tensor) -> torch.Tensor:
+    """The tensor itself, which nothing copies to a device."""
+    return self

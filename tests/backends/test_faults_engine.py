@@ -30,6 +30,15 @@ CASES = {
     ("lfm2", "trtllm_mha", "write-foreign=1*on@mode=decode"): ("kv-writes", {"other-request"}),
     ("lfm2", "flashinfer", "write-foreign=1*on@mode=extend"): ("kv-writes", {"other-request"}),
     ("lfm2", "trtllm_mha", "kv-bit-flip=1*on(30)"): ("kv-integrity", {"kv-changed"}),
+    ("qwen3-next", "trtllm_mha", "page-oob=1*on@mode=decode"): ("page-table", {"out-of-range"}),
+    ("qwen3-next", "flashinfer", "token-oob=1*on@mode=extend"): ("page-table", {"out-of-range"}),
+    ("qwen3-next", "trtllm_mha", "write-foreign=1*on@mode=decode"): (
+        "kv-writes",
+        {"other-request"},
+    ),
+    ("qwen3-next", "trtllm_mha", "lent-row-page=1*on"): ("prefix-cache", {"lent-row"}),
+    ("qwen3-next", "trtllm_mha", "insert-wrong-page=1*on"): ("prefix-cache", {"wrong-page"}),
+    ("qwen3-next", "trtllm_mha", "kv-bit-flip=1*on(30)"): ("kv-integrity", {"kv-changed"}),
     ("deepseek", "triton", "kv-bit-flip=1*on(30)"): ("kv-integrity", {"kv-changed"}),
 }
 
@@ -46,7 +55,7 @@ def test_it_is_caught(case, tmp_path):
         str(DRIVER),
         model,
         arguments,
-        G4DEBUG_TRACE="page-table,kv-writes,kv-integrity",
+        G4DEBUG_TRACE=",".join({"page-table", "kv-writes", "kv-integrity", tracer}),
         G4DEBUG_MODE="raise",
         G4DEBUG_FAULTS=f"seed=4;{fault}",
     )

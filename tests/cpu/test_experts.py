@@ -106,3 +106,20 @@ def test_a_bias_is_loaded_as_its_weight_is(sglang):
         target, source = experts.narrowed(parameter, loaded, 0, 0, 2, size, True)
         target.copy_(source)
         assert torch.equal(parameter, loaded)
+
+
+@pytest.mark.once("the toys are served on the newest release only")
+def test_a_shared_expert_is_added_as_by_sglangs_kernel(sglang):
+    """Against the formula in float64, and the kernel in Triton's interpreter."""
+    from sglang.kernels.ops.elementwise import elementwise
+
+    hidden, shared, routed = (torch.randn(5, HIDDEN) for _ in range(3))
+    gate = torch.randn(HIDDEN)
+    share = 1 / (1 + (-(hidden.double() @ gate.double())).exp())
+    wanted = routed.double() + share[:, None] * shared.double()
+    for add in (experts.fused_gate_sigmoid_mul_add, elementwise.fused_gate_sigmoid_mul_add):
+        out = routed.clone()
+        assert add(hidden, gate, shared, out) is None
+        torch.testing.assert_close(out.double(), wanted, atol=1e-5, rtol=1e-5)
+    with pytest.raises(ValueError, match=r"got a tensor with the shape \(4, 64\), expected"):
+        experts.fused_gate_sigmoid_mul_add(hidden, gate, shared[:4], routed)

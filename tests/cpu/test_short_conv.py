@@ -1,4 +1,4 @@
-"""LFM2's short convolution against a plain loop; test_toys_engine.py has transformers' answers."""
+"""The short convolution against a plain loop; test_toys_engine.py has transformers' answers."""
 
 from __future__ import annotations
 
@@ -33,17 +33,18 @@ def plain(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def prefill(x, weight, states, lengths, slots, goes_on):
+def prefill(x, weight, states, lengths, slots, goes_on, **more):
     starts = torch.tensor([0, *lengths]).cumsum(0).int()
     return causal_conv1d_fn(
         x, weight, None, query_start_loc=starts, cache_indices=torch.tensor(slots),
-        has_initial_state=torch.tensor(goes_on), conv_states=states, activation=None,
+        has_initial_state=torch.tensor(goes_on), conv_states=states,
+        **{"activation": None, **more},
     )  # fmt: skip
 
 
-def decode(x, weight, states, slots):
+def decode(x, weight, states, slots, activation=None):
     at = torch.tensor(slots)
-    return causal_conv1d_update(x, states, weight, None, activation=None, conv_state_indices=at)
+    return causal_conv1d_update(x, states, weight, None, activation, conv_state_indices=at)
 
 
 def test_chunks_and_decodes_are_the_whole_sequence(weight):
@@ -66,6 +67,19 @@ def test_chunks_and_decodes_are_the_whole_sequence(weight):
         torch.testing.assert_close(torch.cat(row, 1), plain(expected, weight))
     assert torch.equal(states[4], whole[0][:, -2:])
     assert torch.equal(states[[0, 1, 3]], others)
+
+
+def test_an_activation_is_behind_the_filter_and_not_in_the_slot(weight):
+    """As Qwen3-Next has it, which also tells how many tokens each request has."""
+    x, states = torch.randn(CHANNELS, 5), torch.zeros(SLOTS, CHANNELS, WIDTH - 1)
+    found = prefill(x[:, :4], weight, states, (4,), (1,), (0,), activation="silu", seq_lens_cpu=[4])
+    last = decode(x[:, 4][None], weight, states, (1,), "silu")
+    wanted = plain(x, weight)
+    wanted = wanted / (1 + (-wanted).exp())
+    torch.testing.assert_close(torch.cat((found, last.T), 1), wanted)
+    assert torch.equal(states[1], x[:, -2:])
+    with pytest.raises(ValueError, match=r"got seq_lens_cpu=\[3\], expected \[4\]"):
+        prefill(x[:, :4], weight, states, (4,), (1,), (0,), seq_lens_cpu=[3])
 
 
 def test_padding_is_zeros_and_changes_nothing(weight):
@@ -91,8 +105,8 @@ def test_a_slot_that_is_not_there_is_a_device_fault(weight, slot):
     assert out[1].any()
 
 
-@pytest.mark.parametrize("more", [{"activation": "silu"}, {"bias": torch.zeros(CHANNELS)}])
-def test_what_lfm2_does_not_use_is_refused(weight, more):
+@pytest.mark.parametrize("more", [{"activation": "gelu"}, {"bias": torch.zeros(CHANNELS)}])
+def test_what_no_toy_uses_is_refused(weight, more):
     states = torch.zeros(SLOTS, CHANNELS, WIDTH - 1)
     given = {"conv_state_indices": torch.tensor([0]), **more}
     with pytest.raises(NotImplementedError, match=r"the CPU engine's causal_conv1d_update: got"):

@@ -19,6 +19,7 @@ from g4debug.cpu import (
     cache_locs,
     kv_copy,
     open_port,
+    pinned,
     sm100,
     streams,
     thread_binding,
@@ -128,6 +129,12 @@ def test_record_stream_is_nothing_on_a_cpu_and_torchs_own_elsewhere(monkeypatch)
     assert called == []
     streams.record_stream(torch.zeros(1, device="meta"), "stream")
     assert called == ["stream"]
+
+
+def test_no_tensor_is_pinned(sglang):
+    """Torch refuses it here; a tensor stays what it is."""
+    x = torch.arange(3)
+    assert pinned.pin_memory(x) is x
 
 
 def test_the_platform_is_an_sm100_and_else_the_truth(sglang):

@@ -123,13 +123,6 @@ def test_an_unknown_toy_is_refused_with_those_that_there_are():
         server.engine_arguments(model="lama")
 
 
-def test_a_model_that_is_known_not_to_run_says_why():
-    assert not toys.NOT_SERVED.keys() & {*discovery.names("toy")}
-    assert toys.NOT_SERVED.keys() == {"qwen3-next"}
-    with pytest.raises(cpu.CpuEngineError, match=r"'qwen3-next', expected .* gated delta rule"):
-        server.engine_arguments(model="qwen3-next")
-
-
 def test_a_folder_is_still_a_model_of_the_users(tmp_path, monkeypatch):
     """SGLang takes --model for --model-path."""
     monkeypatch.chdir(tmp_path)

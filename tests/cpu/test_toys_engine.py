@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,8 @@ FETCHED = {"page-table": {"what a prefill of MLA reads of its prefix"}}
 def limits_of(name: str, backend: str) -> dict[str, set[str]]:
     if name == "lfm2":
         return LINEAR
+    if name == "qwen3-next":  # whose prefix cache keeps states, too
+        return LINEAR | {"prefix-cache": {"not the states of linear layers"}}
     if name == "llama-4":
         return CHUNKED
     # The others of MLA read a short prefix from pages.
@@ -84,3 +87,27 @@ def test_it_is_served_armed_in_silence_and_its_tokens_are_right(name, backend, t
         said = drive(tmp_path / "reference", str(REFERENCE), name, str(file)).result
         assert said["wrong"] == [[]] * len(answers)
         assert not any(said["loading"].values())  # neither tensor too many nor one too few
+
+
+@pytest.mark.long("four engines")
+def test_qwen3_next_answers_the_same_however_its_states_are_kept(tmp_path):
+    """In chunks and whole, without a prefix cache and from one, which keeps the states of chunks or
+    those of whole requests. Above, its tokens are compared with a prefill of them all."""
+    found = {}
+    for name, arguments in {
+        "kept by chunks": {},
+        "kept by requests": {
+            "attention_backend": "flashinfer", "page_size": 1, "disable_overlap_schedule": True,
+        },
+        "whole": {"disable_radix_cache": True, "chunked_prefill_size": 2048},
+        "in small chunks": {"disable_radix_cache": True, "chunked_prefill_size": 64},
+    }.items():  # fmt: skip
+        given = json.dumps({"attention_backend": "trtllm_mha", "log_level": "info", **arguments})
+        run = drive(tmp_path / name, str(DRIVER), "qwen3-next", given)
+        assert run.status == 0, run.log[-3000:]
+        again = sum(map(int, re.findall(r"#cached-token: (\d+)", run.log)))
+        assert bool(again) == name.startswith("kept"), again
+        found[name] = run.results
+    (first, second) = found["whole"]
+    assert first == second
+    assert all(results == found["whole"] for results in found.values())

@@ -58,6 +58,9 @@ from g4debug.tracers.prefix_cache.report import MOVED, Case, describe
 logger = logging.getLogger("g4debug")
 # The prefix caches that are known here. A subclass may keep pages elsewhere.
 CACHES = ("SWARadixCache", "RadixCache", "UnifiedRadixCache")
+# What a node may keep of its tokens; the states of linear layers lie in a pool of their own.
+KEPT = ("full", "swa", "mamba")
+STATES = "not the states of linear layers"
 FAMILIES = ("radix", "swa", "unified")  # of the hook sites
 LOGGED = 8  # suspicions that were not confirmed
 ROWS = "not whether a request's row names the pages that the prefix cache lent it"
@@ -154,8 +157,11 @@ class PrefixCacheTracer:
                 self.context.nothing(why, off=True)  # a sound server: no alert, exit code 0
             else:
                 self.context.off(why)
-        elif self._no_rows:
-            self.context.limit(ROWS, self._no_rows)
+        else:
+            if self._no_rows:
+                self.context.limit(ROWS, self._no_rows)
+            if "mamba" in _kinds(tree):
+                self.context.limit(STATES, "of which a node keeps a copy, and no book is kept")
         return result
 
     def _judges(self, tree: Any) -> bool:
@@ -175,10 +181,11 @@ class PrefixCacheTracer:
         name = type(tree).__name__
         if getattr(tree, "disable", False):
             return "this server keeps no prefix cache"
-        kinds = [str(kind) for kind in getattr(tree, "tree_components", ())]
-        if name not in CACHES or set(kinds) - {"full", "swa"}:
+        kinds = _kinds(tree)
+        if name not in CACHES or set(kinds) - {*KEPT}:
             of = f" of {' and '.join(kinds)}" if kinds else ""
-            return f"the prefix cache is {name}{of} (known: {', '.join(CACHES)}, of full and swa)"
+            known = f"{', '.join(CACHES)}, of {', '.join(KEPT)}"
+            return f"the prefix cache is {name}{of} (known: {known})"
         second = [n for n in ("cache_controller", "linker") if getattr(tree, n, None)]
         if second:
             return f"the prefix cache keeps pages in a second level, too (its {second[0]})"
@@ -583,6 +590,11 @@ class PrefixCacheTracer:
 
         got = f"full page {violation.page} of request {prompt.rid or '?'}"
         self.context.trap.report(*self.context.described(violation.kind, site, got, make))
+
+
+def _kinds(tree: Any) -> list[str]:
+    """What its nodes keep: of KEPT, if it is known here."""
+    return [str(kind) for kind in getattr(tree, "tree_components", ())]
 
 
 def _pairs(tree: Any) -> bool:

@@ -22,7 +22,7 @@ from g4debug.tracers.prefix_cache.lent_rows import (
     slices,
     weights_of_a_slice,
 )
-from g4debug.tracers.prefix_cache.tracer import LOGGED, ROWS, PrefixCacheTracer
+from g4debug.tracers.prefix_cache.tracer import LOGGED, ROWS, STATES, PrefixCacheTracer
 
 pytestmark = [
     pytest.mark.once("what it tests is the same code on every release"),
@@ -149,6 +149,26 @@ def test_where_a_row_may_differ_by_right_it_is_not_compared_and_that_is_said(arg
     tracer.before_run(SimpleNamespace(tree_cache=tree), batch)
     assert tracer._rows is None
     assert [limit.what for limit in tracer.context.status.record().limits] == [ROWS]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "limits", "off"),
+    [
+        (("full",), [], ""),
+        (("full", "mamba"), [STATES], ""),
+        (("full", "other"), [], "UnifiedRadixCache of full and other (known: SWARadixCache,"),
+    ],
+)
+def test_what_a_node_keeps_beside_pages_is_not_judged_and_said(tmp_path, kinds, limits, off):
+    context = Context.alone("prefix-cache", Settings(debug=True, debug_dir=tmp_path), ledger=True)
+    tracer = PrefixCacheTracer(context)
+    tracer.before_scheduler_init(None, SimpleNamespace())
+    tree = type("UnifiedRadixCache", (SimpleNamespace,), {})(tree_components=kinds)
+    tracer.after_scheduler_init(None, SimpleNamespace(tree_cache=tree))
+    status = context.status.record()
+    assert [limit.what for limit in status.limits] == limits
+    assert off in status.off
+    assert bool(status.off) == bool(off)
 
 
 def test_a_server_without_a_prefix_cache_has_nothing_to_judge_and_is_sound(tmp_path):

@@ -1,6 +1,7 @@
 """The kernels of linear attention, whose names SGLang imports for every model with states.
 
-None of them works here: calling one raises an error. LFM2's convolution has stand-ins of its own.
+None of them works here: calling one raises an error. What LFM2 and Qwen3-Next need has stand-ins,
+which replace these names where SGLang has imported them.
 """
 
 from collections.abc import Callable
@@ -20,7 +21,7 @@ def __getattr__(name: str) -> Callable[..., None]:
     def fail(*_args: object, **_kwargs: object) -> None:
         raise NotImplementedError(
             f"sgl_kernel.mamba.{name} is of a wheel for CUDA, and the CPU engine has no stand-in "
-            "for it. It serves LFM2, and no other model with linear attention."
+            "for it. Of the models with linear attention it serves LFM2 and Qwen3-Next only."
         )
 
     fail.__name__ = name
