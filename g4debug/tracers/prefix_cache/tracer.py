@@ -58,8 +58,9 @@ from g4debug.tracers.prefix_cache.report import MOVED, Case, describe
 logger = logging.getLogger("g4debug")
 # The prefix caches that are known here. A subclass may keep pages elsewhere.
 CACHES = ("SWARadixCache", "RadixCache", "UnifiedRadixCache")
-# What a node may keep of its tokens; the states of linear layers lie in a pool of their own.
-KEPT = ("full", "swa", "mamba")
+# What the nodes of a cache may keep of their tokens, if more than one kind: nothing else was run.
+# The states of linear layers lie in a pool of their own.
+KEPT = (("full",), ("full", "swa"), ("full", "mamba"))
 STATES = "not the states of linear layers"
 FAMILIES = ("radix", "swa", "unified")  # of the hook sites
 LOGGED = 8  # suspicions that were not confirmed
@@ -182,9 +183,9 @@ class PrefixCacheTracer:
         if getattr(tree, "disable", False):
             return "this server keeps no prefix cache"
         kinds = _kinds(tree)
-        if name not in CACHES or set(kinds) - {*KEPT}:
+        if name not in CACHES or (kinds and not any({*kinds} == {*kept} for kept in KEPT)):
             of = f" of {' and '.join(kinds)}" if kinds else ""
-            known = f"{', '.join(CACHES)}, of {', '.join(KEPT)}"
+            known = f"{', '.join(CACHES)}, of {', or '.join(map(' and '.join, KEPT))}"
             return f"the prefix cache is {name}{of} (known: {known})"
         second = [n for n in ("cache_controller", "linker") if getattr(tree, n, None)]
         if second:
@@ -593,7 +594,7 @@ class PrefixCacheTracer:
 
 
 def _kinds(tree: Any) -> list[str]:
-    """What its nodes keep: of KEPT, if it is known here."""
+    """What its nodes keep: one of KEPT, if it is known here; empty where it keeps one kind only."""
     return [str(kind) for kind in getattr(tree, "tree_components", ())]
 
 

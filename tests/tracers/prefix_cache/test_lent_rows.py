@@ -157,6 +157,7 @@ def test_where_a_row_may_differ_by_right_it_is_not_compared_and_that_is_said(arg
         (("full",), [], ""),
         (("full", "mamba"), [STATES], ""),
         (("full", "other"), [], "UnifiedRadixCache of full and other (known: SWARadixCache,"),
+        (("full", "swa", "mamba"), [], "or full and mamba)"),  # nobody has run it
     ],
 )
 def test_what_a_node_keeps_beside_pages_is_not_judged_and_said(tmp_path, kinds, limits, off):
