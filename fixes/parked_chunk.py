@@ -177,7 +177,7 @@ def _hand_over(tree: Any, request: Any) -> bool:
         return False
     if tree.supports_mamba():  # each hand-over takes a slot for a state; SGLang dies without one
         return False
-    tree.checkpoint(request, up_to=req_kv.prefix(request))
+    _window_lock.hand_over(tree, request)
     _window_lock.relock_unified(tree, request)
     return True
 
