@@ -19,22 +19,28 @@ def has_it(tree: Any) -> bool:
 
 
 def takes_parts(tree: Any) -> bool:
-    """True for the prefix cache that may have been handed only a part of a prompt, from 0.5.21 on.
+    """True for the prefix cache that may have got only a part of a prompt, from 0.5.21 on."""
+    return hasattr(tree, "checkpoint") or hasattr(tree, "unpin")
 
-    0.5.21's is left alone where the window is not in whole pages. There it finds less than a window
-    of SWA pages behind what it is handed, and neither locks it nor calls it the request's.
+
+def hand_over(tree: Any, request: Any) -> bool:
+    """Give a prefix cache that :func:`takes_parts` all that is computed of the request's prompt.
+
+    False if that must not be. 0.5.21 frees what lies behind the window of the last token, and takes
+    whole pages. If these end with less than a window of SWA pages, it does not find them again: it
+    would neither lock them nor call them the request's. With Gemma's windows that cannot be.
     """
+    end = req_kv.prefix(request)
     if hasattr(tree, "checkpoint"):
+        tree.checkpoint(request, up_to=end)
         return True
-    return hasattr(tree, "unpin") and tree.sliding_window_size % tree.page_size == 0
-
-
-def hand_over(tree: Any, request: Any) -> None:
-    """Give a prefix cache that :func:`takes_parts` all that is computed of the request's prompt."""
-    if hasattr(tree, "checkpoint"):
-        tree.checkpoint(request, up_to=req_kv.prefix(request))
-    else:  # 0.5.21 takes what lies before the end of the last chunk, which is the same
-        tree.cache_unfinished_req(request, chunked=True)
+    page, window = int(tree.page_size), int(tree.sliding_window_size)
+    end -= bool(tree.tree_core.is_eagle)  # its keys are bigrams, one fewer than tokens
+    kept = end // page * page - (end - 1 - max(window, page)) // page * page
+    if kept < window:
+        return False
+    tree.cache_unfinished_req(request, chunked=True)  # up to the end of the last chunk
+    return True
 
 
 def _whole_pages(tokens: int, tree: Any) -> int:

@@ -177,7 +177,8 @@ def _hand_over(tree: Any, request: Any) -> bool:
         return False
     if tree.supports_mamba():  # each hand-over takes a slot for a state; SGLang dies without one
         return False
-    _window_lock.hand_over(tree, request)
+    if not _window_lock.hand_over(tree, request):
+        return False
     _window_lock.relock_unified(tree, request)
     return True
 

@@ -23,8 +23,9 @@ from g4debug.hooking import req_kv, targets
 from g4debug.hooking.prefix_sharing import keeps_prefixes
 
 FULL, SWA = 2048, 1024  # tokens
-ONE = targets.matches(">=0.5.21,<0.5.22")  # it is at odds with a window that is not in whole pages
-WINDOW = 64 if ONE else 100  # tokens
+# 0.5.21 itself is at odds with some windows, but not with Gemma's: a token fewer than whole pages.
+ONE = targets.matches(">=0.5.21,<0.5.22")
+WINDOW = 63 if ONE else 100  # tokens
 
 
 class Other:
@@ -519,14 +520,14 @@ def test_where_nothing_may_be_handed_over_nothing_is_given_back(sglang, monkeypa
 
 
 @pytest.mark.skipif(not ONE, reason="it is the one that loses what it is handed there")
-def test_a_window_that_is_not_in_whole_pages_is_left_alone(sglang):
-    waiting = Branching(16, 640, bigram=False)
-    waiting.tree._sliding_window_size = WINDOW + 4
+def test_where_it_would_find_less_than_a_window_it_is_left_alone(sglang, monkeypatch):
+    monkeypatch.setitem(globals(), "WINDOW", 68)
+    waiting = Branching(16, 646, bigram=False)
     left, gone = waiting.left(), waiting.without_swa(waiting.row)
     for _ in range(3):
         waiting.asks()
     assert (waiting.left(), waiting.without_swa(waiting.row)) == (left, gone)
-    assert not parked_chunk.lock_shrinks(waiting.tree)
+    assert waiting.request.kv.cache_protected_len == waiting.branch
 
 
 @pytest.mark.parametrize("argument", [{"disaggregation_mode": "prefill"}, {"pp_size": 2}])
