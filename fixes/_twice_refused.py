@@ -42,7 +42,9 @@ class TwiceRefused:
     ) -> Any:
         result = call_next(adder, req, has_chunked_req, *args, **kwargs)
         refused = result.name == "NO_TOKEN" and not has_chunked_req
-        stands = refused and nothing_runs(adder) and self.serves(adder, req)
+        stands = (
+            refused and nothing_runs(adder) and _may_ask_again(adder) and self.serves(adder, req)
+        )
         again = stands and req in self._refused
         self._refused.clear()
         if stands:
@@ -53,9 +55,14 @@ class TwiceRefused:
 
 
 def nothing_runs(adder: Any) -> bool:
-    """True if no request runs that could give pages back, on a server where that can be known."""
+    """True if no request runs, and none was admitted in this round, of those the adder knows of."""
     runs = adder.running_batch is not None and adder.running_batch.reqs
-    if adder.can_run_list or runs or adder.dllm_config is not None:
+    return not (adder.can_run_list or runs)
+
+
+def _may_ask_again(adder: Any) -> bool:
+    """True on a server where a request may be asked for twice in a round, if nothing runs."""
+    if adder.dllm_config is not None:
         return False
     if adder.prefill_delayer_single_pass is not None:
         return False  # the ranks agree once in a round

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from g4debug.hooking import req_kv
+
 
 def has_it(tree: Any) -> bool:
     """True for the prefix cache whose locks hold whole nodes."""
@@ -17,8 +19,28 @@ def has_it(tree: Any) -> bool:
 
 
 def takes_parts(tree: Any) -> bool:
-    """True for the prefix cache that is handed a prompt chunk by chunk, from 0.5.21 on."""
-    return hasattr(tree, "checkpoint")
+    """True for the prefix cache that may have got only a part of a prompt, from 0.5.21 on."""
+    return hasattr(tree, "checkpoint") or hasattr(tree, "unpin")
+
+
+def hand_over(tree: Any, request: Any) -> bool:
+    """Give a prefix cache that :func:`takes_parts` all that is computed of the request's prompt.
+
+    False if that must not be. 0.5.21 frees what lies behind the window of the last token, and takes
+    whole pages. If these end with less than a window of SWA pages, it does not find them again: it
+    would neither lock them nor call them the request's. With Gemma's windows that cannot be.
+    """
+    end = req_kv.prefix(request)
+    if hasattr(tree, "checkpoint"):
+        tree.checkpoint(request, up_to=end)
+        return True
+    page, window = int(tree.page_size), int(tree.sliding_window_size)
+    end -= bool(tree.tree_core.is_eagle)  # its keys are bigrams, one fewer than tokens
+    kept = end // page * page - (end - 1 - max(window, page)) // page * page
+    if kept < window:
+        return False
+    tree.cache_unfinished_req(request, chunked=True)  # up to the end of the last chunk
+    return True
 
 
 def _whole_pages(tokens: int, tree: Any) -> int:
@@ -49,11 +71,14 @@ def relock_unified(tree: Any, request: Any) -> bool:
     It cuts a node where a prompt ends in it that is looked for; so the beginning of the window is
     looked for. What it has of the request's prompt lies behind ``cache_protected_len``.
     """
-    lock = request.lock
-    if lock is None or lock.swa_released:
+    lock = getattr(request, "lock", None)  # from 0.5.22 on, one object
+    if lock is None and not hasattr(request, "lock_receipt"):
+        return False
+    if request.swa_prefix_lock_released if lock is None else lock.swa_released:
         return False
     has = request.kv.cache_protected_len // tree.page_size * tree.page_size
-    edge = has - _whole_pages(tree.swa_retain_window, tree)
+    window = getattr(tree, "swa_retain_window", tree.sliding_window_size)
+    edge = has - _whole_pages(window, tree)
     if edge <= 0:
         return False
     from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
@@ -63,8 +88,12 @@ def relock_unified(tree: Any, request: Any) -> bool:
     tokens = request.full_untruncated_fill_ids[: edge + bigrams]
     key = RadixKey(tokens, request.extra_key, cache_salt=request.cache_salt)
     tree.match_prefix(MatchPrefixParams(key=key))
-    tree.unlock(lock)
-    request.lock = tree.lock(request.last_node)
+    if lock is not None:
+        tree.unlock(lock)
+        request.lock = tree.lock(request.last_node)
+    else:
+        tree.dec_lock_ref(request.last_node, request.lock_receipt)
+        request.lock_receipt = tree.inc_lock_ref(request.last_node).to_dec_params()
     return True
 
 

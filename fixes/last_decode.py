@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from g4debug.fixes import _window_lock
+from g4debug.fixes._last_decode import last_one
 from g4debug.fixes.base import Fix, around
 from g4debug.fixes.source import source
 
@@ -37,10 +38,9 @@ def around_check(
     selected_indices: the requests that are left of the batch; None for all of them.
     """
     there = call_next(batch, selected_indices, **kwargs)
-    left = range(len(batch.reqs)) if selected_indices is None else selected_indices
-    if there or len(left) != 1 or not _window_lock.has_it(batch.tree_cache):
+    request = last_one(batch, selected_indices)
+    if there or request is None or not _window_lock.has_it(batch.tree_cache):
         return there
-    request = batch.reqs[left[0]]
     if request.decode_batch_idx < 1 or not _window_lock.relock(batch.tree_cache, request):
         return there
     return call_next(batch, selected_indices, **kwargs)

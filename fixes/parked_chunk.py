@@ -11,31 +11,37 @@ only a part of a prompt whose beginning other prompts had left there, and which 
 pages: up to where they part. What the prompt has behind that is its own, and its lock stays on
 the part, far behind the window. SGLang hands over the rest with the next chunk, which never comes.
 
-The fix acts where a prompt has been parked since its last chunk was launched. So it changes nothing
-on a server that parks no chunk, neither its answers nor how its prompts are cut. One that would
-have got on by itself, when others end, computes the chunk earlier: requests share other batches
-then, which changes log-probabilities in their last bits. To wait until nothing else runs would not
-do that, but others may come for ever, and up to 0.5.15 a request that decodes may be killed.
+A prompt that is parked until others end is healthy, so that is left to SGLang, with its own
+retractions. The fix acts on a server that is not healthy, in three cases:
+
+* Nothing runs in three rounds in a row, and nothing is launched. By the second no forward is in
+  flight, by the third no result has set anything free since SGLang refused: it would for ever.
+* Others go on, and the prompt has been parked for ``PATIENCE`` rounds in a row.
+* SGLang is about to end the last decoding request with HTTP 500, because it finds no page.
 
 Why no forward needs these pages: under overlap scheduling, a round launches its batch and then
 waits for the result of the batch before it. The round that parks the prompt launches none of its
 chunks, and waits for the last one that was launched. In the next round all KV of the prompt is
 written, and the next to read it is the chunk that begins at ``begin``, with a window that reaches
-back from there. Without overlap scheduling each round waits for its own batch. A draft reads from
-the prompt's end on, which is later. What other requests read is theirs: without a prefix cache
-nobody shares pages, and with one each has its own lock. With pipeline parallelism a chunk may still
-be in flight, and with disaggregation these pages may still have to be sent. It was never run with
-either, so it does nothing there.
+back from there. Without overlap scheduling each round waits for its own batch. Where a decode is
+about to be ended, the last chunk may still be in flight; there the fix waits for the device. A
+draft reads from the prompt's end on, which is later. What other requests read is theirs: without a
+prefix cache nobody shares pages, and with one each has its own lock. With pipeline parallelism a
+chunk may still be in flight, and with disaggregation these pages may still have to be sent. It was
+never run with either, so it does nothing there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 from g4debug.fixes import _window_lock
+from g4debug.fixes._last_decode import last_one
+from g4debug.fixes._twice_refused import nothing_runs
 from g4debug.fixes.base import Fix, around, before
 from g4debug.fixes.paths.base import arguments
 from g4debug.fixes.source import source
@@ -44,29 +50,87 @@ from g4debug.hooking.prefix_sharing import keeps_prefixes
 
 BATCH = "sglang.srt.managers.schedule_batch.ScheduleBatch"
 ADDER = "sglang.srt.managers.schedule_policy.PrefillAdder"
-# Requests that were parked since their last chunk was launched, and those that have given back.
-_parked: WeakSet[Any] = WeakSet()
-_gave: WeakSet[Any] = WeakSet()
+# Rounds in a row for which a prompt is left to SGLang while others go on. A decode takes some 10 ms
+# on a GPU, so these are seconds. The flight recorder calls a request starved after ten times as
+# many (G4DEBUG_STARVED_STEPS).
+PATIENCE = 500
+
+
+@dataclass
+class Wait:
+    """How a prompt has waited since its last chunk was launched."""
+
+    rounds: int = 0  # in which it was parked
+    alone: int = 0  # so many of the last of them in a row nothing ran, and nothing was launched
+    gave: bool = False  # it has given back what lies behind its window
+
+
+_waits: WeakKeyDictionary[Any, Wait] = WeakKeyDictionary()  # of the requests that are parked
+_starved: WeakSet[Any] = WeakSet()  # were parked for PATIENCE rounds: they wait no more
 
 
 def around_add_chunked(
     call_next: Callable[..., Any], adder: Any, request: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """Around ``PrefillAdder.add_chunked_req``, which returns the request if its prompt goes on."""
-    if request in _parked and request not in _gave:
-        _gave.add(request)
-        give_back(adder.tree_cache, adder.token_to_kv_pool_allocator, request)
+    alone = nothing_runs(adder)
+    wait = _waits.get(request)
+    if wait is not None:
+        if wait.rounds >= PATIENCE:
+            _starved.add(request)
+        if request in _starved or (alone and wait.alone >= 2 and _memory_is_still()):
+            _give_back_once(wait, adder.tree_cache, adder.token_to_kv_pool_allocator, request)
     goes_on = call_next(adder, request, *args, **kwargs)
     if goes_on is request and not any(r is request for r in adder.can_run_list):
-        _parked.add(request)
+        wait = _waits.setdefault(request, Wait())
+        wait.rounds += 1
+        wait.alone = wait.alone + 1 if alone else 0
     return goes_on
 
 
 def before_prepare(batch: Any, *args: Any, **kwargs: Any) -> None:
     """Before ``ScheduleBatch.prepare_for_extend``: the batch is launched in this round."""
-    if _parked:
-        _parked.difference_update(batch.reqs)
-        _gave.difference_update(batch.reqs)
+    if _waits:
+        for request in batch.reqs:
+            _waits.pop(request, None)
+        for wait in _waits.values():
+            wait.alone = 0
+
+
+def around_check(
+    call_next: Callable[..., bool],
+    batch: Any,
+    selected_indices: Sequence[int] | None = None,
+    **kwargs: Any,
+) -> bool:
+    """Wraps ``ScheduleBatch.check_decode_mem``: whether the next decode step has its pages.
+
+    selected_indices: the requests that are left of the batch; None for all of them.
+    """
+    there = call_next(batch, selected_indices, **kwargs)
+    if there or not _waits or last_one(batch, selected_indices) is None:
+        return there
+    # One that was aborted has no row any more, and nothing to give.
+    waits = [(r, w) for r, w in _waits.items() if req_kv.column([r], req_kv.ROW)[0] >= 0]
+    if all(wait.gave for _, wait in waits):
+        return there
+    import torch
+
+    torch.get_device_module(batch.device).synchronize()
+    for request, wait in waits:
+        _give_back_once(wait, batch.tree_cache, batch.token_to_kv_pool_allocator, request)
+    return call_next(batch, selected_indices, **kwargs)
+
+
+def _memory_is_still() -> bool:
+    """False if pages may come free while nothing runs: a hierarchical cache copies in between."""
+    return not arguments().enable_hierarchical_cache
+
+
+def _give_back_once(wait: Wait, tree: Any, allocator: Any, request: Any) -> None:
+    if not wait.gave:
+        wait.gave = True
+        give_back(tree, allocator, request)
 
 
 def give_back(tree: Any, allocator: Any, request: Any) -> None:
@@ -113,7 +177,8 @@ def _hand_over(tree: Any, request: Any) -> bool:
         return False
     if tree.supports_mamba():  # each hand-over takes a slot for a state; SGLang dies without one
         return False
-    tree.checkpoint(request, up_to=req_kv.prefix(request))
+    if not _window_lock.hand_over(tree, request):
+        return False
     _window_lock.relock_unified(tree, request)
     return True
 
@@ -135,6 +200,7 @@ FIX = Fix(
     hooks=(
         around("adder.add_chunked", around_add_chunked),
         before("batch.prepare_for_extend", before_prepare),
+        around("batch.check_decode_mem", around_check),
     ),
     purpose="correctness",
 )

@@ -2,9 +2,10 @@
 
 ``drive_parked_chunk.py SERVER_JSON``: mtp, engine (its arguments), and prompts. ``branches`` are
 such as let a prompt stand that has a prefix cache: they have a beginning in common, which loses its
-SWA pages meanwhile. With ``beside`` one is long, and comes with short ones. It prints each
-request's tokens, or None for one that got none, and how often the fix parked-chunk gave something
-back, if the plugin ``parked_counter`` is there.
+SWA pages meanwhile. With ``beside`` one is long, and comes with short ones. logprobs: ask for them,
+too. It prints each request's tokens, or None if one that was sent with it got none; their logprobs;
+and, if the plugin ``parked_counter`` is there, in how many rounds a prompt was parked, and how
+often the fix parked-chunk gave something back.
 """
 
 import asyncio
@@ -34,24 +35,24 @@ def bursts(kind):
     return [longs[:3], longs[3:], [[*shared, *tokens(n)] for n in (500, 900)]]
 
 
-async def drive(engine, kind):
-    answers, sampling = {}, {"temperature": 0, "max_new_tokens": 24, "ignore_eos": True}
+async def drive(engine, kind, logprobs):
+    answers, found, sampling = {}, {}, {"temperature": 0, "max_new_tokens": 24, "ignore_eos": True}
     for number, prompts in enumerate(bursts(kind)):
         names = [f"{number}-{n}" for n in range(len(prompts))]
         answers |= dict.fromkeys(names)
-        sent = [
-            asyncio.ensure_future(
-                engine.async_generate(input_ids=ids, sampling_params=sampling, rid=name)
-            )
-            for name, ids in zip(names, prompts, strict=True)
-        ]
-        _, late = await asyncio.wait(sent, timeout=PATIENCE)
-        for name, one in zip(names, sent, strict=True):
-            answers[name] = None if one in late else one.result()["output_ids"]
-            one.cancel()
-        if late:
+        # As one batch: it reaches the scheduler in one round, on each server in the same state.
+        burst = engine.async_generate(
+            input_ids=prompts, sampling_params=sampling, rid=names, return_logprob=logprobs
+        )
+        try:
+            served = await asyncio.wait_for(burst, PATIENCE)
+        except TimeoutError:
             break
-    return answers
+        for name, one in zip(names, served, strict=True):
+            answers[name] = one["output_ids"]
+            if logprobs:  # as hexadecimal floats
+                found[name] = [x[0].hex() for x in one["meta_info"]["output_token_logprobs"]]
+    return answers, found
 
 
 def main():
@@ -63,10 +64,15 @@ def main():
     engine = sglang.Engine(
         **engine_arguments(server["mtp"], skip_tokenizer_init=True, **server["engine"])
     )
-    answers = engine.loop.run_until_complete(drive(engine, server["prompts"]))
+    ask = drive(engine, server["prompts"], server.get("logprobs", False))
+    answers, logprobs = engine.loop.run_until_complete(ask)
     counts = Path(os.environ.get("PARKED_COUNTS", os.devnull))
-    acted = len(counts.read_text()) if counts.is_file() else 0
-    print("RESULT", json.dumps({"answers": answers, "acted": acted}), flush=True)
+    count = counts.read_text() if counts.is_file() else ""
+    result = {
+        "answers": answers, "logprobs": logprobs, "parked": count.count("p"),
+        "acted": count.count("x"),
+    }  # fmt: skip
+    print("RESULT", json.dumps(result), flush=True)
     engine.shutdown()
 
 

@@ -45,22 +45,19 @@ def test_where_it_acts_the_tokens_are_those_of_a_larger_pool(tmp_path, mtp, radi
     assert runs["fixed"].result["acted"] > 0
 
 
-def test_who_would_get_on_by_itself_keeps_its_tokens(tmp_path):
-    """A long prompt is parked until the short ones end: a server that stands for nobody.
-
-    The fix does act there, so requests share other batches, and logprobs may differ in their last
-    bits; docs/fixes.md says so.
-    """
+def test_who_gets_on_by_itself_keeps_its_tokens_and_logprobs_bit_for_bit(tmp_path):
+    """A long prompt is parked until the short ones end: a server that stands for nobody."""
     engine = {
         "chunked_prefill_size": 512, "max_total_tokens": 8192, "max_running_requests": None,
         "disable_radix_cache": True, "swa_full_tokens_ratio": 1280 / 8192,
     }  # fmt: skip
-    server = {"mtp": False, "prompts": "beside", "engine": engine}
+    server = {"mtp": False, "prompts": "beside", "logprobs": True, "engine": engine}
     runs = both(tmp_path, off=(server, "0"), on=(server, "1"))
     off, on = (runs[name].result for name in ("off", "on"))
     assert None not in off["answers"].values()
-    assert on["answers"] == off["answers"]
-    assert (off["acted"], on["acted"] > 0) == (0, True)
+    assert all(len(found) == 24 for found in off["logprobs"].values())
+    assert off["parked"] > 10
+    assert on == off  # nor did it act
 
 
 def compare(folder: Path, mtp: str, radix: str, overlap: str, page: int) -> dict[str, Any]:

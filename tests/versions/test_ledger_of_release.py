@@ -8,25 +8,16 @@ this environment (drive_ledger.py). Nothing is installed, and there is no model.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
-import wheels
+from driven import driven
 from packaging.version import Version
 from test_versions import release  # noqa: F401 - a fixture
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
 ROUNDS = 300
 PLAIN = ("plain-sync", "plain-off-sync")
 # Speculative decoding v2, with overlap scheduling; 0.5.14's dies on its first request.
 V2 = ("plain", "plain-off", "spec", "spec-off", "spec-sync")
 CORES = ("plain-python", "spec-rust")  # the two trees of the unified cache
-MISSING = "ModuleNotFoundError"
 
 
 def kinds_of(name: str) -> tuple[str, ...]:
@@ -50,26 +41,7 @@ FAULTS = {
 
 def drive(name: str, *arguments: str) -> dict:
     """What drive_ledger.py told of a release."""
-    root = wheels.unpacked(name)
-    environ = {n: v for n, v in os.environ.items() if not n.startswith(("G4DEBUG_", "SGLANG_"))}
-    environ["PYTHONPATH"] = os.pathsep.join(map(str, (root, ROOT, HERE)))
-    command = [sys.executable, str(HERE / "drive_ledger.py"), "--rounds", str(ROUNDS), *arguments]
-    done = subprocess.run(
-        command, env=environ, capture_output=True, text=True, check=False, timeout=600
-    )
-    told = done.stdout + done.stderr
-    missing = [x for x in told.splitlines() if x.startswith(MISSING)]
-    if missing:
-        pytest.fail(
-            f"SGLang {name} was not driven: this environment lacks a package that it imports "
-            f"({missing[-1]}). Install it here, or run this with the release's own environment.",
-            pytrace=False,
-        )
-    assert done.returncode == 0, told[-4000:]
-    (line,) = [x for x in done.stdout.splitlines() if x.startswith("RESULT ")]
-    result = json.loads(line.removeprefix("RESULT "))
-    assert result["release"] == name
-    return result["kinds"]
+    return driven(name, "drive_ledger.py", "--rounds", str(ROUNDS), *arguments)["kinds"]
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["at once", "as on a GPU"])
