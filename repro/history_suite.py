@@ -365,7 +365,7 @@ def main() -> int:
     absent = sorted({c.case for c in found if c.said == ABSENT})
     if absent:  # on a GPU, where nobody knows of an environment before a cell asks for it
         render.say(console, f"{', '.join(absent)}: not run in full, because a release of SGLang "
-                   "that is needed is not here. --python RELEASE=PATH names its Python")  # fmt: skip
+                   "that is needed is not here. --python RELEASE=PATH names one")  # fmt: skip
     cells = {c.id: c for c in found if c.ended != SPOILED}
     others = {name: c for name, c in on_page.items() if c.model != args.model}  # they stay there
     cells = {**others, **published, **elsewhere(folder, args.device, args.model), **cells}
