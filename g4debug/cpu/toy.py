@@ -128,7 +128,8 @@ def drawn_draft(
 ) -> Draft:
     """A draft with one path, whose weights are drawn. config: what it adds to ``CONFIG``."""
     sized = _writer(f"draft-{id}", config, weights)
-    return Draft(id, about, CHAIN, lambda: sized(USUAL), sized, **more)
+    more.setdefault("arguments", CHAIN)
+    return Draft(id, about, models=lambda: sized(USUAL), sized=sized, **more)
 
 
 def drawn(
@@ -155,6 +156,8 @@ def _writer(
             if "sliding_window" in whole:
                 folder = folder.with_name(f"{folder.name}-{size.window}")
                 whole["sliding_window"] = size.window
+                if "sliding_window_size" in whole:  # MiMo-V2's, without the query itself
+                    whole["sliding_window_size"] = size.window - 1
             # "draft_vocab_size" is there with a head of its own.
             for key in {"vocab_size", "draft_vocab_size"} & whole.keys():
                 whole[key] = size.vocab
