@@ -16,6 +16,8 @@ from g4debug import discovery
 DRIVER = Path(drive_spec.__file__)
 ARMED = {"G4DEBUG_TRACE": ",".join(discovery.names("tracer")), "G4DEBUG_MODE": "raise"}
 LAYERED = "multi-layer-eagle"
+# A verify on triton sees the whole window; without this, a decode does not (SGLang's).
+WHOLE_WINDOW = {"G4DEBUG_FIX_TRITON_DECODE_WINDOW": "1"}
 # Its tables are made once more before the first of its layers reads them, and no layer reads the
 # full table, which is made, too.
 MANY = "3*corrupt(30)"
@@ -74,7 +76,11 @@ def test_it_is_silent_and_its_tokens_are_those_without_a_draft(draft, backend, l
     given = {"attention_backend": backend}
     runs = side_by_side(
         plain=lambda: drive(
-            tmp_path / "plain", str(DRIVER), load, arguments(draft, drafts=False, **given)
+            tmp_path / "plain",
+            str(DRIVER),
+            load,
+            arguments(draft, drafts=False, **given),
+            **WHOLE_WINDOW,
         ),
         armed=lambda: drive(
             tmp_path / "armed",
@@ -82,6 +88,7 @@ def test_it_is_silent_and_its_tokens_are_those_without_a_draft(draft, backend, l
             load,
             arguments(draft, **given),
             **ARMED,
+            **WHOLE_WINDOW,
             G4DEBUG_FAULTS=STRESS,
         ),
     )
