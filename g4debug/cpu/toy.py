@@ -104,7 +104,8 @@ class Draft:
 
     `arguments` are SGLang's, beside the algorithm, which has the draft's name. `models` writes its
     checkpoint, once, and returns the folder; a draft that needs none returns nothing. `sized`
-    writes it for a target of another size. `targets`: the toys with which it was run.
+    writes it for a target of another size. `targets`: the toys with which it was run. `runs_as`:
+    the draft whose algorithm it has, if SGLang has no name of its own for it.
     """
 
     id: str
@@ -113,6 +114,7 @@ class Draft:
     models: Callable[[], tuple[Path, ...]] = tuple
     sized: Callable[[Size], tuple[Path, ...]] = lambda size: ()
     targets: tuple[str, ...] = ("llama",)
+    runs_as: str = ""
 
 
 USUAL: Final = Size(VOCAB, MAX_POSITION)
@@ -128,8 +130,7 @@ def drawn_draft(
 ) -> Draft:
     """A draft with one path, whose weights are drawn. config: what it adds to ``CONFIG``."""
     sized = _writer(f"draft-{id}", config, weights)
-    more.setdefault("arguments", CHAIN)
-    return Draft(id, about, models=lambda: sized(USUAL), sized=sized, **more)
+    return Draft(id, about, CHAIN, lambda: sized(USUAL), sized, **more)
 
 
 def drawn(

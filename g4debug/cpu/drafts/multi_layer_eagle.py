@@ -1,7 +1,7 @@
 """Multi-layer EAGLE: a draft layer for each step, each with weights and a KV pool of its own.
 
-All of them read the target's hidden states. SGLang runs it as EAGLE, if the target is of a class
-whose checkpoints have such layers.
+All of them read the target's hidden states, and their KV is in the pages of its SWA pool. SGLang
+runs it as EAGLE, if the target is of a class whose checkpoints have such layers.
 """
 
 from dataclasses import replace
@@ -35,6 +35,6 @@ DRAFT = drawn_draft(
     "multi-layer EAGLE: a layer for each step, on the target's last hidden states",
     mimo_v2.CONFIG,
     {name: draw for step in range(STEPS) for name, draw in layer(step).items()},
-    arguments={**CHAIN, "speculative_algorithm": "EAGLE"},
     targets=("mimo-v2",),
+    runs_as="eagle",
 )
