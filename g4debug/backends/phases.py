@@ -67,6 +67,9 @@ def built(scheduler: Any) -> dict[str, Any]:
         drafting = _drafting(draft)
         if drafting is not None:
             found["draft"] = selected(drafting, ForwardMode.DECODE)
+        extending = _extending(draft)
+        if extending is not None:
+            found["draft"] = selected(extending, ForwardMode.DRAFT_EXTEND_V2)
     return found
 
 
@@ -145,3 +148,9 @@ def _drafting(worker: Any) -> Any:
             steps = getattr(backend, "attn_backends", None)
             return steps[0] if steps else backend
     return None
+
+
+def _extending(worker: Any) -> Any:
+    """The same of a draft that drafts in its extends, as multi-layer EAGLE's; its first model's."""
+    runners = getattr(getattr(worker, "_draft_worker", None), "draft_runner_list", None)
+    return runners[0].attn_backend if runners else None

@@ -15,12 +15,13 @@ from g4debug import speculation
 from g4debug.backends import phases
 from g4debug.combinations.beside import beside
 from g4debug.hooking.resolved import server_argument
+from g4debug.speculation import multi_layer_eagle
 
 MHA, SINKS, MLA = "MHA", "MHA with sinks", "MLA"
 LINEAR, ENCODER = "hybrid linear", "encoder attention"
 NO_WINDOW, SWA_POOL, ONE_POOL = "no window", "windows in an SWA pool", "windows without an SWA pool"
 CHUNKS = "chunked windows (irope)"
-NO_DRAFT, LAYERED = "no draft", "multi-layer EAGLE"
+NO_DRAFT, LAYERED = "no draft", multi_layer_eagle.NAME
 ONE_PATH, TREE = "one path", "a tree"
 NO_KV = "no KV of its own"
 # The names of a layer's parameter with a number for each head that joins the softmax.
@@ -194,7 +195,7 @@ def _draft_pool(scheduler: Any) -> str:
         return ""
     if not speculation.draft_writes_own_kv(scheduler):
         return NO_KV
-    return _pool(speculation.draft_pool(scheduler))
+    return _pool(next(iter(speculation.draft_pools(scheduler)), None))
 
 
 def _paths(scheduler: Any) -> str:

@@ -23,10 +23,12 @@ from g4debug.cpu import (
     flashinfer_wrappers,
     gated_norm,
     grammar_mask,
+    input_ids,
     irope,
     kv_copy,
     mla_kernels,
     ngram_tree,
+    no_device,
     on_import,
     open_port,
     pinned,
@@ -70,18 +72,6 @@ class StandIn:
     wraps: bool = False
 
 
-def _never_called(name: str) -> Callable[..., None]:
-    def refuse(*_args: object, **_kwargs: object) -> None:
-        raise NotImplementedError(
-            f"sgl_kernel.{name}: SGLang called it, which a draft with one path does "
-            "not need, and the CPU engine has no stand-in for it. Use speculative_eagle_topk=1, "
-            "or add a stand-in to g4debug/cpu."
-        )
-
-    refuse.__name__ = name
-    return refuse
-
-
 def _at(
     replacement: Callable[..., Any] | object, why: str, places: Mapping[str, str], **how: bool
 ) -> Iterator[StandIn]:
@@ -100,13 +90,12 @@ def _kernel(name: str, replacement: Callable[..., Any], why: str) -> StandIn:
     return StandIn(SGL_KERNEL, name, replacement, why, ">=0.5.18")
 
 
-def _in_place_of(replacement: Callable[..., Any]) -> Callable[[object], Callable[..., Any]]:
+def _in_place_of(replacement: Any) -> Callable[[object], Any]:
     """For `wraps`, where nothing of SGLang's own function is wanted."""
     return lambda own: replacement
 
 
 _CALLED: Final = "SGLang's branch for CPUs calls it"
-_IMPORTED: Final = "SGLang imports it on a CPU, and never calls it with one draft path"
 _BINDS: Final = (
     "it refuses more tensor-parallel ranks than the machine has NUMA nodes, to bind threads that "
     "only a kernel for AMX has"
@@ -400,6 +389,7 @@ TABLE: Final[tuple[StandIn, ...]] = (
             for module in (
                 "layers.attention.verify_mask",
                 "speculative.eagle_worker_v2",
+                "speculative.multi_layer_eagle_worker_v2",
                 "speculative.standalone_worker_v2",
             )
         },
@@ -409,6 +399,12 @@ TABLE: Final[tuple[StandIn, ...]] = (
         tree_mask.full_of_ngram,
         "NGRAM has the same two tree masks, and decides between them by this",
         {".speculative.ngram_worker:_is_cpu": ">=0.5.23"},
+        wraps=True,
+    ),
+    *_at(
+        _in_place_of(no_device.TORCH),
+        "it waits for the GPU, and torch raises where it was built without CUDA",
+        {".models.mimo_v2_nextn:torch": ">=0.5.23"},
         wraps=True,
     ),
     *_at(
@@ -431,7 +427,7 @@ TABLE: Final[tuple[StandIn, ...]] = (
     _kernel("copy_all_layer_kv_cache_cpu", kv_copy.copy, _CALLED),
     _kernel("assign_draft_cache_locs_contiguous_cpu", cache_locs.draft, _CALLED),
     _kernel("fill_accept_out_cache_loc_cpu", cache_locs.accepted, _CALLED),
-    _kernel("rotate_input_ids_cpu", _never_called("rotate_input_ids_cpu"), _IMPORTED),
+    _kernel("rotate_input_ids_cpu", input_ids.rotate, _CALLED),
 )
 
 _installed = False

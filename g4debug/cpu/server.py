@@ -64,7 +64,8 @@ def server_arguments(
     asked: Mapping[str, Any] = toy.draft if mtp and folders else {}
     if draft is not None:
         chosen = drafts.load(draft, model)
-        asked = {"speculative_algorithm": draft.upper(), **chosen.arguments}
+        algorithm = (chosen.runs_as or draft).upper()
+        asked = {"speculative_algorithm": algorithm, **chosen.arguments}
         folders = [*chosen.models()]
     arguments |= asked
     if asked and folders:

@@ -104,7 +104,8 @@ class Draft:
 
     `arguments` are SGLang's, beside the algorithm, which has the draft's name. `models` writes its
     checkpoint, once, and returns the folder; a draft that needs none returns nothing. `sized`
-    writes it for a target of another size. `targets`: the toys with which it was run.
+    writes it for a target of another size. `targets`: the toys with which it was run. `runs_as`:
+    the draft whose algorithm it has, if SGLang has no name of its own for it.
     """
 
     id: str
@@ -113,6 +114,7 @@ class Draft:
     models: Callable[[], tuple[Path, ...]] = tuple
     sized: Callable[[Size], tuple[Path, ...]] = lambda size: ()
     targets: tuple[str, ...] = ("llama",)
+    runs_as: str = ""
 
 
 USUAL: Final = Size(VOCAB, MAX_POSITION)
@@ -155,6 +157,8 @@ def _writer(
             if "sliding_window" in whole:
                 folder = folder.with_name(f"{folder.name}-{size.window}")
                 whole["sliding_window"] = size.window
+                if "sliding_window_size" in whole:  # MiMo-V2's, without the query itself
+                    whole["sliding_window_size"] = size.window - 1
             # "draft_vocab_size" is there with a head of its own.
             for key in {"vocab_size", "draft_vocab_size"} & whole.keys():
                 whole[key] = size.vocab

@@ -27,7 +27,7 @@ TASKS = {
     "swa": "do it in the SWA pool",
 }
 
-# A draft with KV of its own has it in the pages of the full pool.
+# A draft with KV of its own has it in the pages of one of these.
 SPOILS = {**TASKS, "draft": "do it in the pool of a draft that has one"}
 
 
@@ -106,23 +106,24 @@ def spoil(injection: Injection, change: Callable[[torch.Tensor, Injection, Actio
             for pool in pools
         }
         # Wait until each pool has such a page, so that every task can do what it says.
-        draft = speculation.draft_pool(scheduler)
-        able = all(live.values()) and (draft is not None or not asks_for(injection, "draft"))
+        drafts = speculation.draft_parts(scheduler)
+        able = all(live.values()) and (bool(drafts) or not asks_for(injection, "draft"))
         action = injection.fire() if able else None
         if action is None:
             return
         pool = injection.random.choice(pools) if action.task not in pools else action.task
-        pool = "full" if action.task == "draft" else pool
+        draft = injection.random.choice(drafts) if action.task == "draft" else None
+        pool = pool if draft is None else draft.pages
         rid, pages = injection.random.choice(live[pool])
         page = injection.random.choice(pages)
         size = int(allocator.page_size)
         kv_pool = attention_pool(part(allocator, pool).get_kvcache())
-        kv_pool = draft if action.task == "draft" else kv_pool
+        kv_pool = kv_pool if draft is None else draft.pool
         name, index = injection.random.choice(used_buffers(kv_pool, page, size))
         slot = injection.random.randrange(size)
         buffer = buffers_of(kv_pool)[name][index]
         # An FP8 pool stores its rows as bytes.
         what = change(buffer[page * size + slot].view(kv_pool.dtype), injection, action)
-        of = layer_id(allocator, pool, index) if kv_pool is not draft else index
-        layer = f"layer {of}" + (" of the draft" if kv_pool is draft else "")
+        of = layer_id(allocator, pool, index) if draft is None else draft.model + index
+        layer = f"layer {of}" + (" of the draft" if draft is not None else "")
         injection.log(f"{what} in {name} of {layer}, {pool} page {page} slot {slot}, of {rid}")

@@ -37,6 +37,8 @@ _WORKER_V2 = "speculative.frozen_kv_mtp_worker_v2.FrozenKVMTPWorkerV2"
 _DRAFT_V2 = "speculative.frozen_kv_mtp_worker_v2.FrozenKVMTPDraftWorker"
 _EAGLE_V2 = "speculative.eagle_worker_v2.EAGLEWorkerV2"
 _EAGLE_DRAFT = "speculative.eagle_worker_v2.EagleDraftWorker"
+_LAYERED = "speculative.multi_layer_eagle_worker_v2.MultiLayerEagleWorkerV2"
+_LAYERED_DRAFT = "speculative.multi_layer_eagle_worker_v2.MultiLayerEagleDraftWorker"
 _NGRAM = "speculative.ngram_worker.NGRAMWorker"
 _EAGLE_UTILS = "speculative.eagle_utils"
 _FUTURE = "managers.overlap_utils.FutureMap"
@@ -270,6 +272,11 @@ _PLACES: dict[str, str | Places] = {
     "eagle.forward": _since("0.5.23", f"{_EAGLE_V2}.forward_batch_generation"),
     "eagle.draft": _since("0.5.23", f"{_EAGLE_DRAFT}.draft"),
     "eagle.draft_extend": _since("0.5.23", f"{_EAGLE_DRAFT}._draft_extend_for_decode"),
+    # The same of multi-layer EAGLE, whose draft only puts together what its extend has drafted.
+    "layered.forward": _since("0.5.23", f"{_LAYERED}.forward_batch_generation"),
+    "layered.draft": _since("0.5.23", f"{_LAYERED_DRAFT}.draft"),
+    "layered.verify": _since("0.5.23", f"{_LAYERED}.verify"),
+    "layered.draft_extend": _since("0.5.23", f"{_LAYERED_DRAFT}._draft_extend_for_decode"),
     "ngram.forward": _since("0.5.23", f"{_NGRAM}.forward_batch_generation"),
     "ngram.draft": _since("0.5.23", f"{_NGRAM}._prepare_for_speculative_decoding"),
     # Takes the tokens of a forward by rows: the first that reads these, without overlap, too.

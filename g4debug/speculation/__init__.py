@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from g4debug.hooking import targets
+from g4debug.hooking.kv_buffers import buffers_of
 from g4debug.hooking.older import older_module
 from g4debug.speculation.base import Adapter as Adapter
 
@@ -80,15 +82,44 @@ def draft_writes_own_kv(holder: Any) -> bool:
     return found is not None and found.draft_writes_kv is True
 
 
-def draft_pool(scheduler: Any) -> Any:
-    """The KV pool of a draft that writes KV of its own; None if there is none, or none is known.
+@dataclass(frozen=True)
+class DraftPool:
+    """A KV pool of a draft, with tensors for each layer.
 
-    It has the pages of the target's pool: a page number is the same tokens in both.
+    It has the pages of a pool of the target's: a page number is the same tokens in both.
+
+    pages: that pool's name, "full" or "swa". whole: the pool as SGLang made it, which knows the
+    numbers of its layers. model: which model of the draft has it, from 0; 0 of a draft with one.
+    """
+
+    pool: Any
+    pages: str
+    whole: Any
+    model: int
+
+
+def draft_pools(scheduler: Any) -> tuple[Any, ...]:
+    """The KV pools of a draft that writes KV of its own, as SGLang made them, one for each of its
+    models. () if there are none, or none are known.
     """
     found = of(scheduler)
     if found is None or not found.draft_writes_kv:
-        return None
-    return getattr(scheduler.draft_worker, "primary_draft_kv_pool", None)
+        return ()
+    return found.pools(scheduler.draft_worker)
+
+
+def draft_parts(scheduler: Any) -> tuple[DraftPool, ...]:
+    """The same, apart by whose pages they have. A part without a layer is left out."""
+    return tuple(
+        DraftPool(part, name, pool, model)
+        for model, pool in enumerate(draft_pools(scheduler))
+        for name, part in (
+            [("full", pool)]
+            if not hasattr(pool, "swa_kv_pool")
+            else [("full", pool.full_kv_pool), ("swa", pool.swa_kv_pool)]
+        )
+        if part is pool or any(buffers_of(part).values())
+    )
 
 
 def ends() -> tuple[str, ...]:

@@ -11,6 +11,11 @@ from g4debug.hooking import targets
 from g4debug.settings import Settings
 
 
+def _primary_pool(worker: Any) -> tuple[Any, ...]:
+    pool = getattr(worker, "primary_draft_kv_pool", None)
+    return () if pool is None else (pool,)
+
+
 def _drafts_and_bonus(worker: Any) -> int:
     return int(worker.speculative_num_steps) + 1
 
@@ -22,7 +27,8 @@ class Adapter:
     name: SGLang's name of the algorithm. runs: tells whether an algorithm object of SGLang is this
     one. prefix: the beginning of the names of its own classes of ``spec_info``, which end in
     DraftInput, VerifyInput or DraftExtendInput. draft_writes_kv: the draft has KV of its own, and
-    writes it; None if there is no draft model. overlap: SGLang runs it under overlap scheduling.
+    writes it; None if there is no draft model. pools: from the worker, the KV pools of such a
+    draft, one for each of its models. overlap: SGLang runs it under overlap scheduling.
 
     sites: an event in its worker -> the hook sites of the event: "init" (the draft's
     worker is built), "forward", "draft", "draft_forward", "verify", "draft_extend". A worker that
@@ -35,7 +41,8 @@ class Adapter:
     which ones have this worker, as a version specifier; on others it is not known. replayed:
     ``g4debug replay`` was run with it.
 
-    hidden: what it hands on has hidden states. seeds: the next draft begins with the target's
+    hidden: its draft reads hidden states. hands_hidden: what it hands on to the next step has a row
+    of them for each request. seeds: the next draft begins with the target's
     hidden state of the last accepted token, and not with one of the draft's own. fields: what its
     draft input has for each request; first: what it also needs where it did not come through the
     FutureMap. bonus: from a draft input, or what is
@@ -54,6 +61,7 @@ class Adapter:
     run: Mapping[str, tuple[str, ...]]
     releases: str = ""
     hidden: bool = True
+    hands_hidden: bool = True
     seeds: bool = True
     replayed: bool = False
     fields: tuple[str, ...] = ("bonus_tokens",)
@@ -62,6 +70,7 @@ class Adapter:
     verifies: Callable[[Any], bool] | None = None
     depth: Callable[[Any], int] = _drafts_and_bonus
     chains: bool = True
+    pools: Callable[[Any], tuple[Any, ...]] = _primary_pool
 
     def is_judged(self, settings: Settings, on_cpu: bool) -> bool:
         """True if this worker's steps are judged here, as of ``backends.Adapter``.

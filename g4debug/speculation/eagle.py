@@ -1,7 +1,7 @@
 """EAGLE: a draft model of one layer or few, with KV of its own, on the target's hidden states.
 
-EAGLE3 and STANDALONE run the same worker, with other draft models. Multi-layer EAGLE has a worker
-of its own, which is not known here.
+EAGLE3 and STANDALONE run the same worker, with other draft models. Multi-layer EAGLE has a worker,
+and an adapter, of its own.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ NAME = "EAGLE"
 
 
 def named(algorithm: Any, name: str) -> bool:
-    return getattr(algorithm, "name", "") == name and not _several_models()
+    return getattr(algorithm, "name", "") == name and not several_models()
 
 
-def _several_models() -> bool:
+def several_models() -> bool:
     """True if this server has one draft model for each step, which another worker runs."""
     context = importlib.import_module("sglang.srt.runtime_context")
     try:

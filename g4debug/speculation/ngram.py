@@ -35,6 +35,7 @@ ADAPTER = Adapter(
     run={"0.5.23": (CPU, H200)},
     releases=">=0.5.23",
     hidden=False,
+    hands_hidden=False,
     seeds=False,
     fields=("accept_lens",),
     first=(),

@@ -17,5 +17,6 @@ ADAPTER = replace(
     name=NAME,
     runs=lambda algorithm: eagle.named(algorithm, NAME),
     hidden=False,
+    hands_hidden=False,
     run={"0.5.23": (CPU,)},
 )

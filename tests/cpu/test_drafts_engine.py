@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import drive_spec
@@ -14,6 +15,12 @@ from g4debug import discovery
 
 DRIVER = Path(drive_spec.__file__)
 ARMED = {"G4DEBUG_TRACE": ",".join(discovery.names("tracer")), "G4DEBUG_MODE": "raise"}
+LAYERED = "multi-layer-eagle"
+# A verify on triton sees the whole window; without this, a decode does not (SGLang's).
+WHOLE_WINDOW = {"G4DEBUG_FIX_TRITON_DECODE_WINDOW": "1"}
+# Its tables are made once more before the first of its layers reads them, and no layer reads the
+# full table, which is made, too.
+MANY = "3*corrupt(30)"
 STRESS = "seed=1;forced-retract=20%6*on;abort-request=5%2*on"  # these break nothing
 LONG = pytest.mark.long("two engines for each draft")
 pytestmark = [*ENGINE, pytest.mark.once("other drafts are served on the newest release only")]
@@ -36,11 +43,21 @@ WITH_A_MODEL = (
     "verify-result=1*rows",
 )  # fmt: skip
 DRAFT_WRITES = {"kv-writes": {"writes of the draft are not judged"}}
-HIDDEN = ("stale-hidden-state=1*on", "stale-hidden-state=1*draft")
+HIDDEN = {
+    **dict.fromkeys(("eagle", "eagle3"), ("stale-hidden-state=1*on", "stale-hidden-state=1*draft")),
+    # It hands on none to the next step's draft.
+    LAYERED: ("stale-hidden-state=1*on",),
+}
 
 
-def arguments(draft: str | None, **more: object) -> str:
-    return json.dumps({"model": "llama", **({"draft": draft} if draft else {}), **more})
+def target_of(draft: str) -> str:
+    return discovery.load("draft", draft).targets[0]
+
+
+def arguments(draft: str, drafts: bool = True, **more: object) -> str:
+    """drafts: False for the same server without the draft."""
+    given = {"model": target_of(draft), **({"draft": draft} if drafts else {})}
+    return json.dumps({**given, **more})
 
 
 @pytest.mark.parametrize(
@@ -49,7 +66,7 @@ def arguments(draft: str | None, **more: object) -> str:
         *(
             pytest.param(draft, backend, load, marks=LONG)
             for draft in discovery.names("draft")
-            for backend in ("trtllm_mha", "triton")
+            for backend in (("fa3", "triton") if draft == LAYERED else ("trtllm_mha", "triton"))
             for load in ("mixed", "mixed-no-radix")
         ),
         pytest.param("eagle", "fa3", "mixed", marks=LONG),
@@ -58,13 +75,20 @@ def arguments(draft: str | None, **more: object) -> str:
 def test_it_is_silent_and_its_tokens_are_those_without_a_draft(draft, backend, load, tmp_path):
     given = {"attention_backend": backend}
     runs = side_by_side(
-        plain=lambda: drive(tmp_path / "plain", str(DRIVER), load, arguments(None, **given)),
+        plain=lambda: drive(
+            tmp_path / "plain",
+            str(DRIVER),
+            load,
+            arguments(draft, drafts=False, **given),
+            **WHOLE_WINDOW,
+        ),
         armed=lambda: drive(
             tmp_path / "armed",
             str(DRIVER),
             load,
             arguments(draft, **given),
             **ARMED,
+            **WHOLE_WINDOW,
             G4DEBUG_FAULTS=STRESS,
         ),
     )
@@ -92,7 +116,7 @@ def test_it_is_silent_and_its_tokens_are_those_without_a_draft(draft, backend, l
         for fault in (
             *FAULTS,
             *(WITH_A_MODEL if draft != "ngram" else ()),
-            *(HIDDEN if draft in ("eagle", "eagle3") else ()),
+            *HIDDEN.get(draft, ()),
         )
     ],
 )
@@ -121,20 +145,25 @@ def test_a_token_out_of_range_in_a_draft_extend_is_told_before_the_kernel_reads_
 
 @LONG
 @pytest.mark.parametrize(
-    ("at", "mode", "runner"),
+    ("draft", "at", "mode", "runner"),
     [
-        ("target@mode=target_verify", "TARGET_VERIFY", "target"),
-        ("draft@mode=decode", "DECODE", "draft"),
+        ("eagle", "target@mode=target_verify", "TARGET_VERIFY", "target"),
+        ("eagle", "draft@mode=decode", "DECODE", "draft"),
+        (LAYERED, "target@mode=target_verify", "TARGET_VERIFY", "target"),
+        (LAYERED, "draft@mode=extend", "EXTEND", "draft"),
+        (LAYERED, "draft@mode=draft_extend_v2", "DRAFT_EXTEND_V2", "draft"),
     ],
 )
-def test_a_page_out_of_range_on_fa3_is_told_before_the_kernel_reads_it(at, mode, runner, tmp_path):
+def test_a_page_out_of_range_on_fa3_is_told_before_the_kernel_reads_it(
+    draft, at, mode, runner, tmp_path
+):
     run = drive(
         tmp_path,
         str(DRIVER),
         "faults",
-        arguments("eagle", attention_backend="fa3"),
+        arguments(draft, attention_backend="fa3"),
         **ARMED,
-        G4DEBUG_FAULTS=f"seed=7;page-oob=1*on@runner={at}",
+        G4DEBUG_FAULTS=f"seed=7;page-oob={MANY if draft == LAYERED else '1*on'}@runner={at}",
     )
     found = run.dumps[0].finding
     assert (found.check, found.kind) == ("page-table", "out-of-range"), run.log[-3000:]
@@ -160,11 +189,15 @@ def test_another_requests_page_is_told_in_the_drafts_table(draft, backend, tmp_p
 
 
 @LONG
+@pytest.mark.parametrize("draft", ["eagle", LAYERED])
 @pytest.mark.parametrize("fault", ["kv-bit-flip=1*draft(30)", "kv-nan=1*draft"])
-def test_kv_of_a_draft_that_changes_is_told(fault, tmp_path):
+def test_kv_of_a_draft_that_changes_is_told(draft, fault, tmp_path):
     faults = {"G4DEBUG_FAULTS": f"seed=7;{fault}", "G4DEBUG_TRACE": "kv-integrity"}
-    run = drive(tmp_path, str(DRIVER), "faults", arguments("eagle"), **faults)
+    run = drive(tmp_path, str(DRIVER), "faults", arguments(draft), **faults)
     found = run.dumps[0].finding
     assert (found.check, found.kind) == ("kv-integrity", "kv-changed"), run.log[-3000:]
     assert found.location.runner == "draft"
-    assert "of layer 0 of the draft" in found.headline
+    struck = re.search(r"g4debug fault .* in [KV] of (layer \d of the draft)", run.log)
+    assert struck is not None
+    assert f"of {struck[1]}" in found.headline
+    assert draft == LAYERED or struck[1] == "layer 0 of the draft"

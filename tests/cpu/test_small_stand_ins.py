@@ -18,6 +18,7 @@ from g4debug.cpu import (
     bonus_tokens,
     cache_locs,
     kv_copy,
+    no_device,
     open_port,
     pinned,
     sm100,
@@ -135,6 +136,15 @@ def test_no_tensor_is_pinned(sglang):
     """Torch refuses it here; a tensor stays what it is."""
     x = torch.arange(3)
     assert pinned.pin_memory(x) is x
+
+
+def test_there_is_no_device_to_wait_for(sglang):
+    """Torch refuses to wait for one here; all else of torch is torch's."""
+    with pytest.raises((AssertionError, RuntimeError)):
+        torch.cuda.synchronize()
+    no_device.TORCH.cuda.synchronize()
+    assert no_device.TORCH.cuda.empty_cache is torch.cuda.empty_cache
+    assert no_device.TORCH.zeros is torch.zeros
 
 
 def test_the_platform_is_an_sm100_and_else_the_truth(sglang):

@@ -87,13 +87,15 @@ def test_gemma_4_is_served_unless_another_is_asked_for():
 
 @pytest.mark.parametrize("name", discovery.names("draft"))
 def test_a_draft_takes_the_place_of_the_toys_own(name):
-    found = server.engine_arguments(model="llama", draft=name)
-    assert found["speculative_algorithm"] == name.upper()
+    (model,) = discovery.load("draft", name).targets
+    algorithm = {"multi-layer-eagle": "EAGLE"}.get(name, name.upper())
+    found = server.engine_arguments(model=model, draft=name)
+    assert found["speculative_algorithm"] == algorithm
     assert found["speculative_num_draft_tokens"] == 4
-    folders = drafts.load(name, "llama").models()
+    folders = drafts.load(name, model).models()
     assert found.get("speculative_draft_model_path") == (str(folders[0]) if folders else None)
-    command = server.command(model="llama", draft=name)
-    assert command[command.index("--speculative-algorithm") + 1] == name.upper()
+    command = server.command(model=model, draft=name)
+    assert command[command.index("--speculative-algorithm") + 1] == algorithm
 
 
 def test_a_draft_has_numbers_of_its_target():

@@ -12,8 +12,8 @@ from packaging.version import Version
 from g4debug import speculation
 from g4debug.hooking import targets
 from g4debug.settings import Settings
-from g4debug.speculation import eagle, frozen_kv_mtp, ngram
-from g4debug.tracers.spec_lifecycle.spec_info import fields_of, state_of
+from g4debug.speculation import eagle, frozen_kv_mtp, multi_layer_eagle, ngram
+from g4debug.tracers.spec_lifecycle.spec_info import fields_of, hidden_of, state_of
 
 OTHERS = ("EAGLE", "EAGLE3", "NGRAM", "STANDALONE")
 
@@ -25,7 +25,7 @@ def at(monkeypatch):
     def install(release: str | None) -> None:
         found = None if release is None else Version(release)
         monkeypatch.setattr(targets, "sglang_version", lambda: found)
-        monkeypatch.setattr(eagle, "_several_models", lambda: False)
+        monkeypatch.setattr(eagle, "several_models", lambda: False)
         speculation.adapters.cache_clear()
 
     yield install
@@ -66,9 +66,46 @@ def test_a_server_has_the_adapter_of_its_algorithm(sglang, at):
 
 def test_one_model_for_each_step_is_another_worker(at, monkeypatch):
     at("0.5.23")
-    monkeypatch.setattr(eagle, "_several_models", lambda: True)
+    monkeypatch.setattr(eagle, "several_models", lambda: True)
     algorithm = SimpleNamespace(name="EAGLE", is_frozen_kv_mtp=lambda: False)
-    assert speculation.of(SimpleNamespace(spec_algorithm=algorithm)) is None
+    scheduler = SimpleNamespace(spec_algorithm=algorithm)
+    assert speculation.of(scheduler).name == "multi-layer EAGLE"
+    # Of the other algorithms it is not known.
+    algorithm.name = "EAGLE3"
+    assert speculation.of(scheduler) is None
+
+
+def test_a_draft_with_several_models_has_several_pools(at, monkeypatch):
+    """Each has the pages of the target's SWA pool; a part of a pool without a layer is no pool."""
+    at("0.5.23")
+    monkeypatch.setattr(eagle, "several_models", lambda: True)
+
+    def inner(layers):
+        return SimpleNamespace(k_buffer=[0] * layers, v_buffer=[0] * layers)
+
+    pools = [SimpleNamespace(full_kv_pool=inner(0), swa_kv_pool=inner(1)) for _ in range(3)]
+    runners = [SimpleNamespace(token_to_kv_pool=pool) for pool in pools]
+    scheduler = SimpleNamespace(
+        spec_algorithm=SimpleNamespace(name="EAGLE", is_frozen_kv_mtp=lambda: False),
+        draft_worker=SimpleNamespace(
+            draft_worker=SimpleNamespace(draft_runners=runners), primary_draft_kv_pool=pools[0]
+        ),
+    )
+    assert speculation.draft_pools(scheduler) == tuple(pools)
+    found = [(p.pool, p.pages, p.model) for p in speculation.draft_parts(scheduler)]
+    assert found == [(pool.swa_kv_pool, "swa", i) for i, pool in enumerate(pools)]
+    pools[1].full_kv_pool = inner(2)
+    assert [p.pages for p in speculation.draft_parts(scheduler)] == ["swa", "full", "swa", "swa"]
+
+
+def test_hidden_states_that_nobody_reads_are_no_row_of_a_request(at):
+    """Behind a prefill, multi-layer EAGLE's draft input has those of all tokens."""
+    at("0.5.23")
+    draft = spec("EagleDraftInput", hidden_states=torch.zeros(7, 2))
+    assert fields_of(draft, True) == ("bonus_tokens", "hidden_states")
+    assert fields_of(draft, True, multi_layer_eagle.ADAPTER) == ("bonus_tokens",)
+    assert hidden_of(draft, multi_layer_eagle.ADAPTER) is None
+    assert hidden_of(draft, eagle.ADAPTER) is draft.hidden_states
 
 
 def test_where_it_was_not_run_it_is_not_judged(at):
@@ -118,4 +155,4 @@ def test_the_pool_of_a_draft_that_writes_kv(at, name, has):
         spec_algorithm=SimpleNamespace(name=name, is_frozen_kv_mtp=lambda: False),
         draft_worker=SimpleNamespace(primary_draft_kv_pool="the pool"),
     )
-    assert speculation.draft_pool(scheduler) == ("the pool" if has else None)
+    assert speculation.draft_pools(scheduler) == (("the pool",) if has else ())

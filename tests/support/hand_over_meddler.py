@@ -56,6 +56,17 @@ PLACES = {
     "output": "sglang.srt.managers.scheduler_components.output_streamer"
     ".SchedulerOutputStreamer.stream_output",
 }
+# The same places of another worker, whose name MEDDLER_WORKER is.
+LAYERED = f"{SPEC}.multi_layer_eagle_worker_v2.MultiLayerEagle"
+WORKERS = {
+    "multi-layer EAGLE": {
+        "draft": f"{LAYERED}DraftWorker.draft",
+        "verify": f"{LAYERED}WorkerV2.verify",
+        "draft_extend": f"{LAYERED}DraftWorker._draft_extend_for_decode",
+        "worker": f"{LAYERED}WorkerV2.forward_batch_generation",
+    }
+}
+PLACES |= WORKERS.get(os.environ.get("MEDDLER_WORKER", ""), {})
 
 
 def case(place: str, when: str = "after") -> Callable[[Meddle], Meddle]:
@@ -245,12 +256,12 @@ def result_hidden(result, *args, **kwargs):
 
 
 @case("draft_extend", "after")
-def seed_bonus(none, worker, batch, result):
+def seed_bonus(none, worker, batch, result, **kwargs):
     result.next_draft_input.bonus_tokens = swapped(result.next_draft_input.bonus_tokens)
 
 
 @case("draft_extend", "after")
-def seed_hidden(none, worker, batch, result):
+def seed_hidden(none, worker, batch, result, **kwargs):
     result.next_draft_input.hidden_states = swapped(result.next_draft_input.hidden_states)
 
 
@@ -313,7 +324,9 @@ def map_length(none, future_map, indices, lens, *args):
 def map_rows(none, future_map, indices, payload):
     """All that there is in two rows."""
     for name in ("output_tokens_buf", "hidden_states_buf", "new_seq_lens_buf"):
-        exchange(getattr(future_map, name), indices)
+        buffer = getattr(future_map, name)
+        if buffer is not None:  # not each worker hands hidden states to the next step
+            exchange(buffer, indices)
 
 
 @case("gather")

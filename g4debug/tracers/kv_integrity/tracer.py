@@ -129,22 +129,34 @@ class KvIntegrityTracer:
             return
         if worker is not None and not worker.draft_writes_kv:
             return
-        settings, pool = self.context.settings, speculation.draft_pool(scheduler)
+        settings, parts = self.context.settings, speculation.draft_parts(scheduler)
         why = ""
-        if worker is None or pool is None:
+        if worker is None or not parts:
             why = "what it writes there, and when, is not known of this worker"
         elif not worker.is_judged(settings, settings.cpu or not torch.cuda.is_available()):
             why = f"{worker.name} was never run with this tracer here"
         else:
             try:
-                kv = KvPages(pool, full.pool.pages, full.pool.page_size)
-                self.pools[DRAFT] = Watched(full.pool, kv, layers_of(pool, "full"), DRAFT)
-                allocators = [a for a, names in self._names.items() if "full" in names]
-                self._names.update(dict.fromkeys(allocators, ("full", DRAFT)))
+                for part in parts:
+                    self._watch_part(part, several=len(parts) > 1)
             except Unsupported as e:
                 why = str(e)
         if why:
             self.context.limit("a draft's own KV is not watched", why)
+
+    def _watch_part(self, part: speculation.DraftPool, several: bool) -> None:
+        """Watch a pool of a draft. Raises Unsupported.
+
+        several: the draft has models of one layer, which are numbered as that layer.
+        """
+        pool = self.pools[part.pages].pool
+        name = f"{DRAFT} {part.model}" if several else DRAFT
+        layers = [part.model] if several else layers_of(part.whole, part.pages)
+        kv = KvPages(part.pool, pool.pages, pool.page_size)
+        self.pools[name] = Watched(pool, kv, layers, DRAFT)
+        for allocator, names in self._names.items():
+            if part.pages in names:
+                self._names[allocator] = (*names, name)
 
     def after_scheduler_init(self, result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
         self.limits += limits(scheduler.server_args)

@@ -25,12 +25,13 @@ class SpecBatches:
     def __init__(self, log: SpecLog, custody: Custody) -> None:
         self.log = log
         self.custody = custody
+        self._worker: speculation.Adapter | None = None  # of the batch that is changed
         self._merging = ""  # the state before the current merge
         # The state, the number of requests and the spec_info before the current filter.
         self._filtering: tuple[str, int, Any] = ("", 0, None)
 
     def before_merge(self, batch: Any, other: Any) -> None:
-        worker = speculation.of(batch)
+        self._worker = worker = speculation.of(batch)
         if worker is None:
             return
         for side in (batch, other):
@@ -62,7 +63,7 @@ class SpecBatches:
         if spec.future_indices is not None:
             fields = check_fields(spec, ("future_indices",), requests)
             return fields or self.custody.check_held(spec)
-        return check_draft_input(self.custody, spec, requests)
+        return check_draft_input(self.custody, spec, requests, self._worker)
 
     def before_filter(
         self,
@@ -72,7 +73,7 @@ class SpecBatches:
         *a: Any,
         **k: Any,
     ) -> None:
-        worker = speculation.of(batch)
+        self._worker = worker = speculation.of(batch)
         if worker is None:
             return
         spec = batch.spec_info

@@ -59,17 +59,28 @@ def check_fields(spec: Any, fields: Sequence[str], rows: int) -> Violation | Non
     return None
 
 
-def fields_of(spec: Any, relayed: bool) -> tuple[str, ...]:
-    """What a draft input has a row of for each request. relayed: it came by the FutureMap."""
-    _, worker = _look(type(spec), None)
+def fields_of(spec: Any, relayed: bool, worker: Worker | None = None) -> tuple[str, ...]:
+    """What a draft input has a row of for each request.
+
+    relayed: it came by the FutureMap. worker: that of its server; None for one with such a class.
+    """
+    worker = worker or _look(type(spec), None)[1]
     fields = () if worker is None else worker.fields + (() if relayed else worker.first)
-    hidden = getattr(spec, "hidden_states", None)
-    return fields if hidden is None else (*fields, "hidden_states")
+    return fields if hidden_of(spec, worker) is None else (*fields, "hidden_states")
 
 
-def check_draft_input(custody: Custody, spec: Any, requests: int) -> Violation | None:
+def hidden_of(spec: Any, worker: Worker | None) -> Any:
+    """The hidden states that a draft input hands on, a row for each request; None without any."""
+    if worker is not None and not worker.hands_hidden:
+        return None
+    return getattr(spec, "hidden_states", None)
+
+
+def check_draft_input(
+    custody: Custody, spec: Any, requests: int, worker: Worker | None = None
+) -> Violation | None:
     """It must have one row for each request, and the hidden states that were handed over."""
-    fields = fields_of(spec, relayed=False)
+    fields = fields_of(spec, relayed=False, worker=worker)
     return check_fields(spec, fields, requests) or custody.check_held(spec)
 
 

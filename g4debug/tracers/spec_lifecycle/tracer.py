@@ -53,6 +53,7 @@ from g4debug.tracers.spec_lifecycle.spec_info import (
     check_fields,
     check_verify_input,
     fields_of,
+    hidden_of,
     state_of,
 )
 from g4debug.tracers.spec_lifecycle.token_commit import Committing
@@ -372,10 +373,10 @@ class SpecLifecycle:
         if step is None or not decodes(batch):
             return
         spec, requests = batch.spec_info, len(batch.reqs)
-        hidden = getattr(spec, "hidden_states", None)
+        hidden = hidden_of(spec, step.worker)
         violation = check_state(state_of(spec, step.worker), type(spec).__name__, (DRAFT,))
         if violation is None:
-            violation = check_fields(spec, fields_of(spec, step.overlap), requests)
+            violation = check_fields(spec, fields_of(spec, step.overlap, step.worker), requests)
             violation = violation or self._named(batch, self.custody.check_held(spec), hidden)
         if violation is None and self.judging:
             bonus = step.worker.bonus(spec)
@@ -582,7 +583,7 @@ class SpecLifecycle:
     def _read_left(self, step: PendingStep, spec: Any) -> None:
         """Read the values with which the next step of these requests begins."""
         if self.judging:
-            hidden = getattr(spec, "hidden_states", None)
+            hidden = hidden_of(spec, step.worker)
             left = {h.LEFT_BONUS: step.worker.bonus(spec), h.LEFT_HIDDEN: self._digest(hidden)}
             self._read(step, left)
 
@@ -630,7 +631,8 @@ class SpecLifecycle:
     def _check_next(self, step: PendingStep, spec: Any) -> Violation | None:
         """The next step's draft input must have a row for each request."""
         violation = check_state(state_of(spec, step.worker), type(spec).__name__, (DRAFT,))
-        return violation or check_fields(spec, fields_of(spec, relayed=True), len(step.requests))
+        fields = fields_of(spec, relayed=True, worker=step.worker)
+        return violation or check_fields(spec, fields, len(step.requests))
 
     # The values that it leaves for the next step.
 

@@ -31,11 +31,13 @@ ARMED = {
     "G4DEBUG_NOT_RUN_ON_THIS_RELEASE": "1",
     "G4DEBUG_MAX_DUMPS": "1",
 }
+LAYERED = "multi-layer EAGLE"
 SERVERS = {
     "mtp": {},
     "plain": {"mtp": False},
     "mtp without overlap": {"disable_overlap_schedule": True},
     "plain without overlap": {"mtp": False, "disable_overlap_schedule": True},
+    LAYERED: {"model": "mimo-v2", "draft": "multi-layer-eagle"},
 }
 # Case -> kind, row, column (None: of whoever ends first), and how many steps after the one that ran
 # it is told. With overlap the
@@ -133,6 +135,8 @@ def at_once(cases: dict, *names: str) -> dict:
     return {n: (*c[:3], c[3] + 1) if n in names else c for n, c in cases.items()}
 
 
+# This worker hands no hidden states to the next step.
+NO_HIDDEN = ("seed-hidden", "left-hidden", "stash-hidden", "map-hidden", "gathered-hidden")
 LATE = ("host-one", "host-lens", "kept-rows", "output-one", "output-end", "output-rows")
 CASES = {
     "mtp": VERIFY | ON_THE_HOST | IN_THE_MAP | GIVEN | {"map-far": ("bonus-token", 1, -1, 1)},
@@ -142,11 +146,20 @@ CASES = {
     | GIVEN
     | at_once(ON_THE_HOST, *LATE, "committed-after")
     | {"left-bonus": ("bonus-token", 0, -1, 1)},
+    LAYERED: {
+        name: found
+        for name, found in (VERIFY | ON_THE_HOST | IN_THE_MAP | GIVEN).items()
+        if name not in NO_HIDDEN
+    }
+    # The first row with fewer than all drafts accepted.
+    | {"kernel-both": ("verify-result", 0, -1, 0)},
     "plain without overlap": at_once(PLAIN, *LATE) | GIVEN,  # the result is not copied to the host
 }
 LONG = pytest.mark.long("an engine more for each kind of server")
+NEWEST = pytest.mark.once("multi-layer EAGLE is served on the newest release only")
+MARKS = {"mtp": (), LAYERED: (LONG, NEWEST)}
 EACH = [
-    pytest.param(server, case, marks=() if server == "mtp" else LONG)
+    pytest.param(server, case, marks=MARKS.get(server, (LONG,)))
     for server, cases in CASES.items()
     for case in ("sound", *cases)
 ]
@@ -178,6 +191,7 @@ def serve(folder: Path, server: str) -> dict[str, dict]:
         PYTHONPATH=installed_plugin.path(plugin, SUPPORT),
         MEDDLER_CASES=",".join(names),
         MEDDLER_FOLDER=str(reports),
+        MEDDLER_WORKER=server,
         **ARMED,
     )
     assert run.status == 0, run.log[-3000:]
