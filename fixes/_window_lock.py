@@ -71,7 +71,7 @@ def relock_unified(tree: Any, request: Any) -> bool:
     It cuts a node where a prompt ends in it that is looked for; so the beginning of the window is
     looked for. What it has of the request's prompt lies behind ``cache_protected_len``.
     """
-    lock = getattr(request, "lock", None)  # from 0.5.22 on, one object
+    lock = getattr(request, "lock", None)  # one object, where 0.5.21 has a receipt
     if lock is None and not hasattr(request, "lock_receipt"):
         return False
     if request.swa_prefix_lock_released if lock is None else lock.swa_released:

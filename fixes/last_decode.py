@@ -16,34 +16,26 @@ and before the first one this fix does nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 from g4debug.fixes import _window_lock
-from g4debug.fixes._last_decode import last_one
+from g4debug.fixes._last_decode import spares
 from g4debug.fixes.base import Fix, around
 from g4debug.fixes.source import source
 
 CACHE = "sglang.srt.mem_cache.swa_radix_cache.SWARadixCache"
 
 
-def around_check(
-    call_next: Callable[..., bool],
-    batch: Any,
-    selected_indices: Sequence[int] | None = None,
-    **kwargs: Any,
-) -> bool:
-    """Wraps ``ScheduleBatch.check_decode_mem``: whether the next decode step has its pages.
+def make_room(batch: Any, request: Any) -> bool:
+    """Let the last request of a batch lock the window alone. False if nothing comes free by it."""
+    return (
+        _window_lock.has_it(batch.tree_cache)
+        and request.decode_batch_idx >= 1
+        and _window_lock.relock(batch.tree_cache, request)
+    )
 
-    selected_indices: the requests that are left of the batch; None for all of them.
-    """
-    there = call_next(batch, selected_indices, **kwargs)
-    request = last_one(batch, selected_indices)
-    if there or request is None or not _window_lock.has_it(batch.tree_cache):
-        return there
-    if request.decode_batch_idx < 1 or not _window_lock.relock(batch.tree_cache, request):
-        return there
-    return call_next(batch, selected_indices, **kwargs)
+
+around_check = spares(make_room)
 
 
 def still_broken() -> bool:

@@ -33,14 +33,14 @@ never run with either, so it does nothing there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 from g4debug.fixes import _window_lock
-from g4debug.fixes._last_decode import last_one
+from g4debug.fixes._last_decode import spares
 from g4debug.fixes._twice_refused import nothing_runs
 from g4debug.fixes.base import Fix, around, before
 from g4debug.fixes.paths.base import arguments
@@ -97,29 +97,21 @@ def before_prepare(batch: Any, *args: Any, **kwargs: Any) -> None:
             wait.alone = 0
 
 
-def around_check(
-    call_next: Callable[..., bool],
-    batch: Any,
-    selected_indices: Sequence[int] | None = None,
-    **kwargs: Any,
-) -> bool:
-    """Wraps ``ScheduleBatch.check_decode_mem``: whether the next decode step has its pages.
-
-    selected_indices: the requests that are left of the batch; None for all of them.
-    """
-    there = call_next(batch, selected_indices, **kwargs)
-    if there or not _waits or last_one(batch, selected_indices) is None:
-        return there
+def make_room(batch: Any, request: Any) -> bool:
+    """Let all that are parked give back, before the last request that decodes is ended."""
     # One that was aborted has no row any more, and nothing to give.
     waits = [(r, w) for r, w in _waits.items() if req_kv.column([r], req_kv.ROW)[0] >= 0]
     if all(wait.gave for _, wait in waits):
-        return there
+        return False
     import torch
 
     torch.get_device_module(batch.device).synchronize()
-    for request, wait in waits:
-        _give_back_once(wait, batch.tree_cache, batch.token_to_kv_pool_allocator, request)
-    return call_next(batch, selected_indices, **kwargs)
+    for parked, wait in waits:
+        _give_back_once(wait, batch.tree_cache, batch.token_to_kv_pool_allocator, parked)
+    return True
+
+
+around_check = spares(make_room)
 
 
 def _memory_is_still() -> bool:
