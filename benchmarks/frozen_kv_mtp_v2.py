@@ -30,7 +30,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import random
-import shutil
 import statistics
 import sys
 import tempfile
@@ -94,16 +93,6 @@ def ask(server: Server, batch: int, tokens: int) -> dict[str, Any]:
     }
 
 
-def take_trace(server: Server, batch: int, tokens: int, folder: Path) -> None:
-    """One trace: FOLDER/<variant>-<batch>.trace.json.gz."""
-    with tempfile.TemporaryDirectory(prefix="g4debug-trace-") as place:
-        made = server.profile(batch, tokens, Path(place))
-        if len(made) != 1:
-            raise SystemExit(f"{server.name}: expected one trace, got {[p.name for p in made]}")
-        folder.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(made[0], folder / f"{server.name}-{batch}.trace.json.gz")
-
-
 def measure(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     shared = models.arguments("E4B", args.device, **ARGUMENTS[args.device])
     environment = {"SGLANG_SIMULATE_ACC_LEN": str(args.accept)} if args.accept else {}
@@ -137,7 +126,8 @@ def measure(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
                 if number == 1 and args.timeline:
                     for server in servers.values():
                         for batch in args.batches:
-                            take_trace(server, batch, PROFILED[args.device], args.timeline)
+                            to = args.timeline / f"{server.name}-{batch}.trace.json.gz"
+                            server.trace([batch, PROFILED[args.device]], to)
                 for batch in args.batches:
                     order = list(servers)
                     random.Random(f"{number} {batch}").shuffle(order)

@@ -33,7 +33,6 @@ those that there are; each release has that long.
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 import statistics
 import subprocess
@@ -152,7 +151,8 @@ def measure(args: Any, folder: Path) -> list[dict[str, Any]]:
                 server.put([[n] * min(batch, 2), tokens, 1, True])
             if args.traces and not sweep:
                 for server in servers.values():
-                    take_trace(server, [n] * min(batch, 4), args.traces)
+                    to = args.traces / f"{server.name}.trace.json.gz"
+                    server.trace([[n] * min(batch, 4), 2, 7, True], to)
             at = {"model": name, "requests": batch, "input": n, "output": tokens}
             for number, order in in_turns(servers, args.rounds):
                 made, new = {}, []
@@ -173,14 +173,6 @@ def measure(args: Any, folder: Path) -> list[dict[str, Any]]:
                 growing.add(new, about["device"])
                 rows += new
     return rows
-
-
-def take_trace(server: Server, lengths: list[int], folder: Path) -> None:
-    with tempfile.TemporaryDirectory(prefix="g4debug-trace-") as place:
-        server.put([lengths, 2, 7, True, place])
-        (made,) = Path(place).iterdir()
-        folder.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(made, folder / f"{server.name}.trace.json.gz")
 
 
 def equal(a: list[list[int]], b: list[list[int]]) -> int:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -92,10 +94,18 @@ class Server:
     def ask(self, batch: int, tokens: int) -> dict[str, Any]:
         return self.put([batch, tokens])
 
-    def profile(self, batch: int, tokens: int, folder: Path) -> list[Path]:
-        """Answer requests under SGLang's profiler. Returns its files in ``folder``."""
-        self.put([batch, tokens, str(folder)])
-        return sorted(folder.iterdir())
+    def trace(self, question: Sequence[Any], to: Path) -> None:
+        """Let SGLang's profiler look on at the answer, and put its one trace into the file ``to``.
+
+        Raises SystemExit if it is not one.
+        """
+        with tempfile.TemporaryDirectory(prefix="g4debug-trace-") as place:
+            self.put([*question, place])
+            made = sorted(Path(place).iterdir())
+            if len(made) != 1:
+                raise SystemExit(f"{self.name}: expected one trace, got {[p.name for p in made]}")
+            to.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(made[0], to)
 
     def ms_per_token(self, batch: int, tokens: int) -> tuple[float, float]:
         """The decode time per output token, without the prefill, and the accept length."""

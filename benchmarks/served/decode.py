@@ -12,6 +12,8 @@ from typing import Any
 
 from harness.engine import greedy
 
+from served.profiled import profiled
+
 PROMPT = {"cuda": 500, "cpu": 100}  # tokens
 
 
@@ -44,13 +46,9 @@ def prompts(count: int, length: int) -> list[list[int]]:
 def answer(engine: Any, device: str, question: Any) -> dict[str, Any]:
     batch, tokens, *profile = question
     asked = prompts(batch, PROMPT[device])
-    if profile:
-        activities = ["GPU"] if device == "cuda" else ["CPU"]
-        engine.start_profile(output_dir=profile[0], activities=activities, with_stack=False)
-    begin = time.perf_counter()
-    outputs = engine.generate(input_ids=asked, sampling_params=greedy(tokens))
-    seconds = time.perf_counter() - begin
-    if profile:
-        engine.stop_profile()
+    with profiled(engine, device, profile):
+        begin = time.perf_counter()
+        outputs = engine.generate(input_ids=asked, sampling_params=greedy(tokens))
+        seconds = time.perf_counter() - begin
     accepted = [o["meta_info"].get("spec_accept_length", 1.0) for o in outputs]
     return {"seconds": seconds, "accept_length": sum(accepted) / len(accepted)}
