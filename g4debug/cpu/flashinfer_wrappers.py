@@ -29,11 +29,11 @@ Source: flashinfer 0.7.2, which needs a GPU.
 from __future__ import annotations
 
 import math
-import types
 from typing import Any
 
 import torch
 
+from g4debug.cpu.module_but import ModuleBut
 from g4debug.cpu.paged_attention import refuse
 from g4debug.cpu.token_attention import slots_of
 
@@ -240,11 +240,8 @@ def merge(
     return (v_a.float() * a + v_b.float() * b).to(v_a.dtype), both
 
 
-class _Torch(types.ModuleType):
+class _Torch(ModuleBut):
     """The module torch, except that `empty` takes SGLang's device "cuda" for the CPU."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(torch, name)
 
     @staticmethod
     def empty(*size: Any, device: Any = None, **options: Any) -> torch.Tensor:
@@ -256,7 +253,7 @@ class _Torch(types.ModuleType):
         return torch.zeros(*size, **options)
 
 
-TORCH = _Torch("torch")
+TORCH = _Torch(torch)
 
 
 def no_fast_plan(*args: Any, **options: Any) -> None:

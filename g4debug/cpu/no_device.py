@@ -6,30 +6,25 @@ There its module gets `TORCH`, whose `cuda.synchronize` returns at once.
 
 from __future__ import annotations
 
-import types
 from typing import Any
 
 import torch
 
+from g4debug.cpu.module_but import ModuleBut
 
-class _Cuda(types.ModuleType):
+
+class _Cuda(ModuleBut):
     """The module torch.cuda, except that there is nothing to wait for."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(torch.cuda, name)
 
     @staticmethod
     def synchronize(device: Any = None) -> None:
         return None
 
 
-class _Torch(types.ModuleType):
+class _Torch(ModuleBut):
     """The module torch with another `cuda`."""
 
-    cuda = _Cuda("torch.cuda")
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(torch, name)
+    cuda = _Cuda(torch.cuda)
 
 
-TORCH = _Torch("torch")
+TORCH = _Torch(torch)

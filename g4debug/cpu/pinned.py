@@ -7,24 +7,22 @@ way on every device: there a module gets `TORCH`, which ignores it. So does a te
 
 from __future__ import annotations
 
-import types
 from typing import Any
 
 import torch
 
+from g4debug.cpu.module_but import ModuleBut
 
-class _Torch(types.ModuleType):
+
+class _Torch(ModuleBut):
     """The module torch, except that `tensor` ignores `pin_memory`."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(torch, name)
 
     @staticmethod
     def tensor(data: Any, *, pin_memory: bool = False, **options: Any) -> torch.Tensor:
         return torch.tensor(data, **options)
 
 
-TORCH = _Torch("torch")
+TORCH = _Torch(torch)
 
 
 def pin_memory(self: torch.Tensor) -> torch.Tensor:

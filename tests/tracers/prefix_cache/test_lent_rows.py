@@ -151,6 +151,15 @@ def test_where_a_row_may_differ_by_right_it_is_not_compared_and_that_is_said(arg
     assert [limit.what for limit in tracer.context.status.record().limits] == [ROWS]
 
 
+def status_with(folder, tree):
+    """What the tracer says it can judge in a server with this prefix cache."""
+    context = Context.alone("prefix-cache", Settings(debug=True, debug_dir=folder), ledger=True)
+    tracer = PrefixCacheTracer(context)
+    tracer.before_scheduler_init(None, SimpleNamespace())
+    tracer.after_scheduler_init(None, SimpleNamespace(tree_cache=tree))
+    return context.status.record()
+
+
 @pytest.mark.parametrize(
     ("kinds", "limits", "off"),
     [
@@ -161,24 +170,15 @@ def test_where_a_row_may_differ_by_right_it_is_not_compared_and_that_is_said(arg
     ],
 )
 def test_what_a_node_keeps_beside_pages_is_not_judged_and_said(tmp_path, kinds, limits, off):
-    context = Context.alone("prefix-cache", Settings(debug=True, debug_dir=tmp_path), ledger=True)
-    tracer = PrefixCacheTracer(context)
-    tracer.before_scheduler_init(None, SimpleNamespace())
     tree = type("UnifiedRadixCache", (SimpleNamespace,), {})(tree_components=kinds)
-    tracer.after_scheduler_init(None, SimpleNamespace(tree_cache=tree))
-    status = context.status.record()
+    status = status_with(tmp_path, tree)
     assert [limit.what for limit in status.limits] == limits
     assert off in status.off
     assert bool(status.off) == bool(off)
 
 
 def test_a_server_without_a_prefix_cache_has_nothing_to_judge_and_is_sound(tmp_path):
-    context = Context.alone("prefix-cache", Settings(debug=True, debug_dir=tmp_path), ledger=True)
-    tracer = PrefixCacheTracer(context)
-    tracer.before_scheduler_init(None, SimpleNamespace())
-    tree = type("SWAChunkCache", (SimpleNamespace,), {})(disable=True)
-    tracer.after_scheduler_init(None, SimpleNamespace(tree_cache=tree))
-    record = context.status.record()
+    record = status_with(tmp_path, type("SWAChunkCache", (SimpleNamespace,), {})(disable=True))
     assert record.idle
     assert record.sound
     assert record.state == "nothing to judge: this server keeps no prefix cache"
