@@ -42,6 +42,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import tracer_overhead
@@ -68,6 +69,7 @@ class Verdict:
     figure: Figure | None  # None: not measured
     goal: float | None
     twin: Figure | None = None  # the same of two servers that are alike
+    alike: str = "two servers alike differ"
 
     @property
     def word(self) -> str:
@@ -87,7 +89,7 @@ class Verdict:
             return "too few rounds"
         twin = self.twin
         if twin is None or not twin.low <= 0 <= twin.high or twin.high - twin.low >= self.goal:
-            return "two servers alike differ"
+            return self.alike
         return "holds"
 
 
@@ -133,8 +135,10 @@ def unproven(servers: Sequence[Mapping[str, str]]) -> Iterator[str]:
             yield f"{name}: its tape had ended, or it is not known"
 
 
-def table(verdicts: Sequence[Verdict]) -> list[str]:
-    """Lines of Markdown: one for each variant and batch."""
+def table(
+    verdicts: Sequence[Verdict], called: Mapping[str, str] = MappingProxyType({})
+) -> list[str]:
+    """Lines of Markdown: one for each variant and batch. called: other names of variants."""
     lines = [
         f"| batch | what | goal | rounds | {' | '.join(overhead.METRICS)} |",
         "|---|---|---|---" + "|---" * len(overhead.METRICS) + "|",
@@ -150,7 +154,7 @@ def table(verdicts: Sequence[Verdict]) -> list[str]:
         first = next(iter(mine.values()))
         rounds = max((it.figure.rounds for it in mine.values() if it.figure), default=0)
         goal = "" if first.goal is None else f"{first.goal:.1%}"
-        what = tracer_overhead.COMPARED[variant][1]
+        what = called.get(variant) or tracer_overhead.COMPARED[variant][1]
         told = f"| {batch} | {what} | {goal} | {rounds} |"
         lines.append(f"{told} {' | '.join(cells)} |")
     return lines
@@ -176,8 +180,19 @@ def concluded(folder: Path, to: Path | None = None) -> int:
     if not path.is_file():
         print(f"{path}: there is no such file; no round was measured", file=sys.stderr)
         return 1
-    found = list(judge(results.read(path)[1]))
-    print("\n".join(table(found)))
+    return told(list(judge(results.read(path)[1])), folder, to)
+
+
+def told(
+    found: Sequence[Verdict],
+    folder: Path,
+    to: Path | None = None,
+    called: Mapping[str, str] = MappingProxyType({}),
+) -> int:
+    """Print these verdicts, and write them into ``folder`` or into the file ``to``. The exit code:
+    0 if all that have a goal hold, and the servers of FOLDER/servers.csv judged. called: see table.
+    """
+    print("\n".join(table(found, called)))
     write(found, to or folder / "verdict.csv")
     held = [it for it in found if it.goal is not None]
     good = sum(it.word == "holds" for it in held)
@@ -210,8 +225,8 @@ def main() -> int:
     args = argparse.Namespace(**vars(args), together=1, contexts=(), tp=1)
     with tempfile.TemporaryDirectory(prefix="g4debug-leave-it-on-") as folder:
         died = tracer_overhead.measure_together(args, Path(folder))
-    told = concluded(args.out)
-    return 1 if died else told
+    code = concluded(args.out)
+    return 1 if died else code
 
 
 if __name__ == "__main__":

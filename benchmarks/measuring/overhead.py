@@ -109,11 +109,11 @@ def compare(
     if not both:
         return {}
     first = pairs("ttft_ms")
-    known = any(row.get("step_ms") for row in rows)
-    steps = {"time per step": figure(pairs("step_ms"), median_of_pairs)} if known else {}
+    fields = {"time per step": "step_ms", "time per token": "tpot_ms"}
+    # A request of one token has neither.
+    known = {m: f for m, f in fields.items() if any(row.get(f) for row in rows)}
     return {
-        **steps,
-        "time per token": figure(pairs("tpot_ms"), median_of_pairs),
+        **{metric: figure(pairs(field), median_of_pairs) for metric, field in known.items()},
         "first token": figure(first, median_of_pairs),
         "first token, p99": figure(first, pooled_p99),
         "throughput": figure(whole, median_of_pairs),
