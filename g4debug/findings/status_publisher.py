@@ -10,7 +10,6 @@ it, and the status after that says where it is. One is made at a time; who asks 
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 import threading
@@ -154,5 +153,5 @@ class StatusPublisher:
             "warnings": self.warnings,
             "stands": stands,
             "waits": waits,
-            "tracers": [dataclasses.asdict(r) for r in self.status.records()],
+            "tracers": [record.plain() for record in self.status.records()],
         }

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import logging
 
 import pytest
 
-from g4debug.findings.status import LEDGER, MAX_LIMITS, Checked, Limit
+from g4debug.findings.status import LEDGER, MAX_LIMITS, Checked, Limit, TracerStatus
 from g4debug.findings.steps import Recorder
 
 
@@ -202,3 +204,19 @@ def test_one_line_says_what_is_judged_in_this_server(recorder, part):
         "only). Not judged: kv-writes (no pool that it knows). Nothing to judge: rank-divergence "
         "(there is one rank only)"
     )
+
+
+def test_a_part_as_plain_data_is_what_dataclasses_make_of_it():
+    part = TracerStatus(
+        "page-table",
+        "raise",
+        limits=(Limit("ranges only", "no ledger", 3, True), Limit("nothing", "why")),
+        dead=("kv.set: replaced",),
+        checked=(Checked("tables", 7, 2),),
+        findings={"stale-page": 2},
+        silent=("decode",),
+    )
+    plain = part.plain()
+    assert json.dumps(plain) == json.dumps(dataclasses.asdict(part))
+    plain["findings"]["stale-page"] = 0
+    assert part.findings == {"stale-page": 2}

@@ -7,7 +7,6 @@ one that is not written any more would show other steps than the last ones.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import threading
@@ -49,6 +48,7 @@ class Boxing:
         self.requests: RequestEvents | None = None  # if they are kept
         self.look: Callable[[], None] = lambda: None  # called when the checks are noted
         self._told_at = 0  # Unix time, which may be set back
+        self._due = False  # the checks are to be noted when this step was launched
         # The last step that was finished, and the last of which the checks were read.
         # Each with the replays up to it.
         self._finished = self._read = (0, 0)
@@ -172,7 +172,7 @@ class Boxing:
         self._write(
             "status",
             {
-                "tracers": [dataclasses.asdict(record) for record in status.records()],
+                "tracers": [record.plain() for record in status.records()],
                 "finished": self._read[0],
                 "replays": self._read[1],
                 "earlier": self.earlier(),
@@ -193,8 +193,7 @@ class Boxing:
                 self._read = self._finished
                 self._finished = self.waited.last, self.waited.replays
                 if abs(at - self._told_at) >= STATUS_NS:
-                    self._told_at = at
-                    self._told()
+                    self._told_at, self._due = at, True
                     self.look()
             except Exception as e:
                 self._off(e)
@@ -218,8 +217,15 @@ class Boxing:
                 self._off(e)
 
     def returned(self, result: Any, *args: Any, **kwargs: Any) -> Any:
+        """A step was launched, and the device works."""
         if self.box is not None:
             self.box.returned(self.recorder.step)
+            if self._due:
+                self._due = False
+                try:
+                    self._told()
+                except Exception as e:
+                    self._off(e)
         return result
 
     def left(self, path: Path) -> None:

@@ -280,10 +280,36 @@ def test_the_replays_are_those_of_the_steps_that_are_innocent(folder):
     for n in range(1, 5):
         boxing._told_at = 0
         boxing.step(*step(n), 10**18)
+        boxing.returned(None)
         waited.last = waited.replays = n
     status = json.loads(black_box.content(boxing.box.path.read_bytes()).blobs["status"])
     assert status["finished"] == status["replays"] == 2
     boxing.remove()
+
+
+def test_the_checks_are_noted_behind_the_launch_while_the_device_works(folder, monkeypatch):
+    context = Context.alone("flight-recorder", Settings(debug_dir=folder / "dumps"))
+    boxing = Boxing(context, SimpleNamespace(last=0, replays=0), lambda: "")
+    boxing.begin()
+    noted = []
+    monkeypatch.setattr(boxing, "_told", lambda: noted.append(boxing.box is not None))
+    boxing.step(*step(1), 10**18)
+    assert noted == []
+    assert boxing.returned("a result") == "a result"
+    boxing.returned("a result")  # a second has not passed
+    assert noted == [True]
+    boxing.remove()
+
+
+def test_a_failure_to_note_them_ends_the_box_and_not_the_server(folder, monkeypatch):
+    context = Context.alone("flight-recorder", Settings(debug_dir=folder / "dumps"))
+    boxing = Boxing(context, SimpleNamespace(last=0, replays=0), lambda: "")
+    boxing.begin()
+    monkeypatch.setattr(boxing, "earlier", lambda: 1 // 0)
+    boxing.step(*step(1), 10**18)
+    assert boxing.returned("a result") == "a result"
+    assert boxing.box is None
+    assert "ZeroDivisionError" in context.status.record().limits[0].why
 
 
 def test_a_clock_that_is_set_back_leaves_no_old_status(folder):
@@ -293,6 +319,7 @@ def test_a_clock_that_is_set_back_leaves_no_old_status(folder):
     boxing.begin()
     for n in range(1, 5):
         boxing.step(*step(n), 10**18 - n * 3600 * 10**9)
+        boxing.returned(None)
         waited.last = n
     status = json.loads(black_box.content(boxing.box.path.read_bytes()).blobs["status"])
     assert status["finished"] == 2
