@@ -50,10 +50,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _about(noun: discovery.Noun) -> Iterator[str]:
-    for name in discovery.names(noun):
+    names = discovery.names(noun)
+    width = max(map(len, names)) + 2
+    for name in names:
         found = discovery.load(noun, name)
         targets = getattr(found, "targets", ())
-        yield f"  {name:<12}{found.about}" + (f" (for {', '.join(targets)})" if targets else "")
+        of = f" (for {', '.join(targets)})" if targets else ""
+        yield f"  {name:<{width}}{found.about}{of}"
 
 
 def run(args: argparse.Namespace) -> int:
