@@ -32,7 +32,7 @@ from multiprocessing import util
 from typing import Any, NoReturn
 
 LARGEST = 1 << 18  # bytes of a message: an environment and a command line
-SPARES = 2  # a scheduler and a detokenizer; a third process is started as ever
+SPARES = 3  # the schedulers of two ranks and a detokenizer; a fourth process is started as ever
 FRAME = 1 << 17  # values in a frame: a megabyte, and the piece for it has two
 HIGH = 1000  # descriptors from here on are in nobody's way
 imported: dict[str, str] = {}  # what SGLang's import puts into the environment
