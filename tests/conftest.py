@@ -198,10 +198,14 @@ def arm(sglang, tmp_path, monkeypatch):
 
     from g4debug import plugin
     from g4debug.sanitizer import forward_snapshots
+    from g4debug.tracers.flight_recorder import coredump
 
     def register(**environ: str):
         for name in [n for n in os.environ if n.startswith(("G4DEBUG_", "SGLANG_TRTLLM_MHA"))]:
             monkeypatch.delenv(name)
+        for name in (coredump.ENABLE, coredump.FLAGS, coredump.FILE, coredump.LIGHTWEIGHT):
+            monkeypatch.setenv(name, "")  # so that what g4debug sets now is gone after the test:
+            monkeypatch.delenv(name)  # a later one would wait 8 s for the core dump of its crash
         monkeypatch.setenv("SGLANG_TRTLLM_MHA_DEBUG_DIR", str(tmp_path / "dumps"))
         for name, value in environ.items():
             monkeypatch.setenv(name, value)

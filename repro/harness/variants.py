@@ -15,6 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
+from g4debug.findings.decisive import DECISIVE
 from g4debug.hooking import targets
 from g4debug.settings import DEFAULT_DUMP_DIR
 from harness import render
@@ -154,9 +155,11 @@ def run_all(
             else:
                 if variant.replays:
                     child, arguments = "harness.replaying", {"dump": str(dump)}
+                # One variant alone gains nothing. A replay starts SGLang in a process of its own.
+                warm = device == "cpu" and len(names) > 1 and not variant.replays
                 run = run_child(
-                    name, child, arguments, environment, folder, timeout,
-                    device=device, progress=progress,
+                    name, child, arguments, environment, folder, timeout, device=device,
+                    progress=progress, warm=warm and DECISIVE.isdisjoint(environment),
                 )  # fmt: skip
                 against = done[variant.against][0] if variant.against in done else None
                 verdict = variant.judge(run, against)

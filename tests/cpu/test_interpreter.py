@@ -1,4 +1,4 @@
-"""Triton's interpreter replaces the same in ``triton.language``, whether it is quickened or not."""
+"""Triton's interpreter replaces and computes the same, whether it is quickened or not."""
 
 from __future__ import annotations
 
@@ -28,6 +28,13 @@ def kernel(x, out, n, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     value = twice(tl.load(x + at, mask=at < n, other=0.0))
     tl.store(out + at, tl.sort(value), mask=at < n)
+
+
+@triton.jit
+def doubled(x, out, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    value = tl.load(x + at)
+    tl.store(out + at, value + value)
 
 
 OWNERS = (tl, core, tl.tensor, tl.math, core.tensor_descriptor_base)
@@ -93,3 +100,24 @@ def test_it_is_in_force_once_in_the_cpu_engine(module):
     interpreter.quicken()
     assert module.inspect is first
     assert first.signature is inspect.signature
+
+
+def test_no_sum_is_computed_a_second_time_for_an_assertion_that_is_off(module, monkeypatch):
+    """Triton looks for overflows in 64 bits, and asserts nothing of it unless it debugs."""
+    plain, builder = type(module.interpreter_builder.options)(), module.interpreter_builder
+    assert plain.sanitize_overflow
+    assert not plain.debug  # or the assertion would be made
+    monkeypatch.setattr(builder, "options", plain)
+    x = torch.tensor([2**31 - 1, 5], dtype=torch.int32)
+    out = torch.zeros(2, dtype=torch.int32)
+    doubled[(1,)](x, out, BLOCK=2)
+    interpreter.quicken()
+    assert not builder.options.sanitize_overflow
+    quick = torch.zeros(2, dtype=torch.int32)
+    doubled[(1,)](x, quick, BLOCK=2)
+    assert quick.tolist() == out.tolist() == [-2, 10]
+    monkeypatch.setattr(module, "inspect", inspect)
+    strict = type(plain)(debug=True)
+    monkeypatch.setattr(builder, "options", strict)
+    interpreter.quicken()
+    assert builder.options is strict

@@ -14,7 +14,7 @@ import production_files
 import psutil
 import pytest
 import releases
-from cpu_server import serving
+from cpu_server import served
 from real_engine import ENGINE, drive
 
 from g4debug.cli import main
@@ -90,15 +90,10 @@ def test_a_live_server_tells_its_status_and_its_metrics(tmp_path, capsys):
     if releases.has_v1_worker():  # later ones have MTP under overlap scheduling, 0.5.23 only so
         flags.append("--disable-overlap-schedule")
     log = tmp_path / "server.log"
-    with serving(flags, log=log, timeout=300, extra_environment=environ) as url:
+    with served(flags, log, 300, environ) as (url, first):
         generate(url, 24)
-        server = next(
-            p
-            for p in psutil.Process().children()
-            if "sglang.launch_server" in " ".join(p.cmdline())
-        )
         time.sleep(2.5)  # it tells its status once in a second
-        code, told = ask(capsys, server.pid)
+        code, told = ask(capsys, first)
         (scheduler,) = [p for p in told["processes"] if p["role"] == "scheduler"]
         assert (code, told["sound"]) == (0, True), told["headline"]
         assert scheduler["phase"] == "serving"

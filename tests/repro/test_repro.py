@@ -118,7 +118,9 @@ def test_all_variants_do_what_they_should(tmp_path):
         status = run.wait(900)  # the other scripts run beside it
         err = run.err.read_text()
         assert status == 0, err[-4000:]
-        assert len(run.sessions) == 7  # its own, one for each variant, and the replay's scheduler
+        # Its own, one for each variant, that of the warm process that forks the first four of them
+        # (repro/harness/warm), and the replay's scheduler.
+        assert len(run.sessions) == 8
         assert run.gone()
     result = json.loads(run.out.read_text())  # nothing else is on stdout
     assert result["good"] is True

@@ -1,4 +1,4 @@
-"""repro/harness/warm: what it forked ends with whoever asked for it."""
+"""repro/harness/warm: what it forked ends as Python ends it, and with whoever asked for it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+import warm
 
 REPRO = Path(__file__).parents[2] / "repro"
 SECONDS = 120.0
@@ -36,6 +37,43 @@ with open(sys.argv[2] + ".log", "wb") as sink:
     with warm_group([sys.executable, sys.argv[3], sys.argv[2]], dict(os.environ), sink) as process:
         process.wait(600)
 """
+
+ENDING = """
+import atexit, sys, threading, time
+atexit.register(print, "at exit")
+def late():
+    threading.main_thread().join()
+    print("a thread", flush=True)
+threading.Thread(target=late).start()
+print("main", end=" ")  # it stays in the buffer
+"""
+
+
+@pytest.mark.parametrize(
+    ("last", "status", "said"),
+    [
+        ("", 0, ""),
+        ("sys.exit()", 0, ""),
+        ("sys.exit(3)", 3, ""),
+        ("sys.exit(-1)", 255, ""),
+        ("sys.exit('in words')", 1, "in words"),
+        ("raise ValueError('no')", 1, "ValueError: no"),
+    ],
+)
+def test_a_process_ends_as_python_ends_it(tmp_path, last, status, said):
+    """Its threads are waited for, its functions at exit are called, and all that it printed is in
+    the log. ``cold`` has no part of ours in its end."""
+    script, log = tmp_path / "script.py", tmp_path / "log"
+    script.write_text(ENDING + last)
+    with log.open("wb") as sink:
+        assert warm.start((str(script),), os.environ, sink.fileno()).wait(SECONDS) == status
+    cold = subprocess.run(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+    )
+    assert cold.returncode == status
+    for text in (log.read_text(), cold.stdout.decode()):
+        assert text.index("main") < text.index("a thread") < text.index("at exit")
+        assert said in text
 
 
 def lives(pid: int) -> bool:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+
+import warm
 
 from g4debug.cpu import environment
 from g4debug.cpu.server import command, free_port, wait_until_healthy
@@ -22,26 +25,49 @@ def serving(
     extra_environment: Mapping[str, str] | None = None,
 ) -> Iterator[str]:
     """Run a server in a process group of its own. Yields its URL when it answers /health."""
+    with served(user_flags, log, timeout, extra_environment, warmed=False) as (url, _):
+        yield url
+
+
+@contextmanager
+def served(
+    user_flags: Sequence[str],
+    log: Path,
+    timeout: float,
+    extra_environment: Mapping[str, str] | None = None,
+    *,
+    warmed: bool = True,
+) -> Iterator[tuple[str, int]]:
+    """The same: its URL, and the number of its first process. warmed: see :mod:`warm`."""
     port = free_port()
     line = command([*user_flags, "--host", "127.0.0.1", "--port", str(port)])
     base = {**os.environ, **(extra_environment or {})}
+    process: subprocess.Popen[bytes] | warm.Process
     with log.open("wb") as sink:
-        process = subprocess.Popen(
-            line,
-            env=environment(base),
-            stdout=sink,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        if warmed:
+            assert line[1:3] == ["-m", "sglang.launch_server"]
+            found = importlib.util.find_spec("sglang")
+            assert found is not None
+            assert found.submodule_search_locations is not None
+            script = Path(found.submodule_search_locations[0], "launch_server.py")
+            process = warm.start((str(script), *line[3:]), base, sink.fileno())
+        else:
+            process = subprocess.Popen(
+                line,
+                env=environment(base),
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
     try:
         url = f"http://127.0.0.1:{port}"
         wait_until_healthy(url, process, log, timeout)
-        yield url
+        yield url, process.pid
     finally:
         _stop(process)
 
 
-def _stop(process: subprocess.Popen[bytes], patience: float = 10.0) -> None:
+def _stop(process: subprocess.Popen[bytes] | warm.Process, patience: float = 10.0) -> None:
     """Send SIGTERM to the server's process group, then SIGKILL to the processes that are left."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:

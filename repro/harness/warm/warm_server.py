@@ -14,6 +14,7 @@ that asks for it, with that one's environment, working folder and log.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import fcntl
 import gc
@@ -25,12 +26,14 @@ import select
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable
 from multiprocessing import util
-from typing import Any
+from typing import Any, NoReturn
 
 LARGEST = 1 << 18  # bytes of a message: an environment and a command line
-SPARES = 2  # a scheduler and a detokenizer; a third process is started as ever
+SPARES = 3  # the schedulers of two ranks and a detokenizer; a fourth process is started as ever
+FRAME = 1 << 17  # values in a frame: a megabyte, and the piece for it has two
 HIGH = 1000  # descriptors from here on are in nobody's way
 imported: dict[str, str] = {}  # what SGLang's import puts into the environment
 Role = Callable[[], None]
@@ -166,9 +169,42 @@ def main() -> None:
         sys.exit(f"warm_server: got {len(threads)} threads and {others}, expected SGLang alone")
     gc.freeze()  # what is imported stays, in pages that all of them share
     control.send(b"ready")
-    role = serve(control)
-    if role is not None:
-        role()
+    end(serve(control))
+
+
+def roomy(role: Role) -> None:
+    """Call it with room for its Python frames in one piece of memory.
+
+    CPython has them in pieces of 16 KB, and gives the last piece back as soon as no frame is in it.
+    SGLang's stack is so deep that now and then the calls of a loop, such as those of Triton's
+    interpreter, begin at the end of a piece. Each of them then maps memory and unmaps it: a third
+    of the time of such a process. A frame that is larger than a piece gets one of its own, with as
+    much again behind it, where all others have room.
+    """
+    role()
+
+
+roomy.__code__ = roomy.__code__.replace(co_stacksize=FRAME)
+
+
+def end(role: Role | None) -> NoReturn:
+    """Play the role, and end as Python does, but for one thing: what SGLang's import made is left
+    to the kernel. Python would take it apart, object by object, which takes 2.5 s of a core for
+    each process, also for a spare that nobody has woken.
+    """
+    status: Any = 0
+    try:
+        if role is not None:
+            roomy(role)
+    except SystemExit as e:
+        status = e.code or 0
+        if not isinstance(status, int):
+            raise
+    threading._shutdown()  # type: ignore[attr-defined]  # the threads that are no daemons
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(status & 0xFF)
 
 
 if __name__ == "__main__":

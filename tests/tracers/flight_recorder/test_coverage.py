@@ -16,7 +16,7 @@ from g4debug.findings.status import Checked, Limit, TracerStatus
 from g4debug.findings.steps import Recorder
 from g4debug.settings import Settings
 from g4debug.tracers.flight_recorder.completed_steps import REMEMBERED, Waited
-from g4debug.tracers.flight_recorder.coredump import core_dump, ends_the_process
+from g4debug.tracers.flight_recorder.coredump import ENABLE, core_dump, ends_the_process
 from g4debug.tracers.flight_recorder.coverage import (
     GUARDED,
     SUBJECTS,
@@ -486,3 +486,15 @@ def test_a_core_dump_without_skip_abort_costs_ours() -> None:
     assert ends_the_process({**ON, flags: "skip_global_memory"})
     assert not ends_the_process({**ON, flags: "skip_global_memory, skip_abort"})
     assert not ends_the_process({flags: ""})
+
+
+def test_a_crash_in_a_test_waits_for_a_core_dump_only_if_that_test_asked(arm):
+    """Arming tells the CUDA driver in the environment. With no driver here, each crash in a later
+    test of this process would wait 8 s for a core dump that never comes."""
+    assert ENABLE not in os.environ
+    arm(SGLANG_TRTLLM_MHA_DEBUG="1", G4DEBUG_MODE="log")
+    assert os.environ[ENABLE] == "1"
+
+
+def test_what_that_one_has_told_the_driver_is_gone():
+    assert ENABLE not in os.environ
