@@ -22,7 +22,8 @@ its answer. If fewer than one in five servers stood, the run proves nothing, and
 
 With ``--out FILE`` the result is written as a page, too.
 
-With ``--model any`` the model is drawn by the seed, too.
+With ``--model any`` the model is drawn by the seed, too. A model without a draft of its own gets
+one of those that the CPU engine has for it, by chance.
 
 The exit code is 0 if nothing is bad and some server did all that it was asked for, 1 if not, and 2
 for wrong arguments.
@@ -138,7 +139,7 @@ def start(seed: int, armed: bool, folder: Path, model: str) -> Outcome:
 
 def follows_tokens(shape: Shape) -> bool:
     """True if spec-lifecycle has something to judge on this server."""
-    return shape.mtp or (
+    return shape.speculates or (
         targets.counts_with_result() and not shape.engine.get("enable_mixed_chunk")
     )
 

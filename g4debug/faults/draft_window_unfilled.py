@@ -5,11 +5,11 @@ the list of its full layers before a replay, and not the list of its sliding lay
 the graph has none at all. 0.5.23 fills in both. Gemma-4's FROZEN_KV_MTP never meets it, because its
 draft runs as a decode, for which every release fills in both lists.
 
-This fault puts the draft's decode into that state. Once SGLang has filled in the list of the
-sliding layers, it is overwritten with what a captured graph finds there if nobody does: zeros, the
-list of the capture itself. So the sliding layers read token 0 of their pool, which takes the writes
-of padding, as often as they should read the window. Without CUDA graphs the same is done to the
-list of each draft.
+This fault puts a draft into that state: its decode, or the extend by which multi-layer EAGLE
+drafts. Once SGLang has filled in the list of the sliding layers, it is overwritten with what a
+captured graph finds there if nobody does: zeros, the list of the capture itself. So the sliding
+layers read token 0 of their pool, which takes the writes of padding, as often as they should read
+the window. Without CUDA graphs the same is done to the list of each draft.
 """
 
 from __future__ import annotations
@@ -19,11 +19,15 @@ from g4debug.faults import lists
 from g4debug.faults._metadata import Made, watch
 from g4debug.faults.base import Fault, Injection
 
+# Beside a decode. A draft in a graph is one of both.
+DRAFTS = ("draft_extend_v2", "replay")
+
 
 def install(injection: Injection) -> None:
     @watch(injection, ListAdapter)
     def act(made: Made) -> None:
-        if made.runner != "draft" or not made.decode or made.mode == "capture":
+        drafts = made.decode or made.mode in DRAFTS
+        if made.runner != "draft" or not drafts or made.mode == "capture":
             return
         found = made.adapter.all_lists(made.backend, made.static)
         tokens, _ = found.get("window", (None, None))

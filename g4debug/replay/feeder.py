@@ -99,6 +99,7 @@ class Feeder:
         hooks.before("runner.sample", order, OWNER, self.sample)
         hooks.around("runner.sampler", order, OWNER, self.sampler)
         hooks.before("worker.verify", order, OWNER, self.verify)
+        hooks.before("layered.verify", order, OWNER, self.verify, optional=True)
         hooks.around("draft.tree", order, OWNER, self.tree, optional=True)
         hooks.around("ngram.draft", order, OWNER, self.chain, optional=True)
         for site in ("verify.kernel", "verify.kernel.v1"):

@@ -17,16 +17,19 @@ from g4debug.cpu import drafts, toys
 from g4debug.cpu.server import DEFAULT, backend_for, server_arguments
 from g4debug.cpu.toy import MAX_POSITION, Draft, Size
 from g4debug.findings.record import Plain
+from g4debug.speculation import multi_layer_eagle
 
 WINDOWLESS = "llama"  # stands for all models without sliding layers, but those with MLA
 COMPRESSED = "deepseek"  # for those with MLA
 SHARED = "gemma-3"  # for those whose sliding layers share the others' pool
+LAYERED = "mimo-v2"  # for those with an SWA pool and a draft layer for each step
 # Of each toy: how the names of SGLang's classes of such a model begin, and its name.
 KNOWN = {
     DEFAULT: ("Gemma4", "Gemma-4"),
     WINDOWLESS: ("Llama", "Llama"),
     COMPRESSED: ("Deepseek", "DeepSeek"),
     SHARED: ("Gemma3", "Gemma-3"),
+    LAYERED: ("MiMoV2", "MiMo-V2"),
 }
 # SGLang's releases on which servers with one KV pool for all layers were replayed.
 RELEASES = ("0.5.23",)
@@ -57,6 +60,13 @@ class Model:
     @property
     def name(self) -> str:
         return f"a toy {KNOWN[self.toy][1]}"
+
+    @property
+    def algorithm(self) -> str:
+        """SGLang's name of the draft that takes the place of the toy's own, '' for none."""
+        if not self.draft:
+            return ""
+        return (drafts.load(self.draft, self.toy).runs_as or self.draft).upper()
 
     @property
     def needed(self) -> str:
@@ -94,20 +104,31 @@ class Model:
 
 
 def chosen(
-    facts: Mapping[str, Plain], release: str, vocab: int, window: int, context: int
+    facts: Mapping[str, Plain],
+    release: str,
+    vocab: int,
+    window: int,
+    context: int,
+    serves: str = "",
 ) -> Model:
     """The toy for a tape. facts: see ``Tape.scheduler``. window: as SGLang counts it, 0 for none.
+    serves: what the server ran, in words.
 
     Raises NoToy.
     """
     algorithm = facts.get("speculative_algorithm")
+    if (
+        algorithm and f"draft {multi_layer_eagle.NAME}" in serves
+    ):  # SGLang has one name for two workers
+        algorithm = multi_layer_eagle.NAME
     if algorithm is not None and algorithm not in speculation.replayed(release):
         raise NoToy(f"the speculative algorithm {algorithm} was never replayed")
     if (facts.get("speculative_eagle_topk") or 1) != 1:
         raise NoToy("several draft paths (speculative_eagle_topk) were never replayed")
-    named = str(algorithm).lower()
+    named = str(algorithm).lower().replace(" ", "-")
     draft = named if named in discovery.names("draft") else ""  # or else it is the toy's own
-    toy = _stands_for(facts, window)
+    layered = algorithm == multi_layer_eagle.NAME and facts.get("size_swa") is not None
+    toy = LAYERED if layered else _stands_for(facts, window)
     if toy != DEFAULT and release not in RELEASES:
         raise NoToy(
             f"it is of SGLang {release}, and servers with one KV pool for all layers were replayed "
@@ -138,7 +159,7 @@ def _drafts(toy: str, draft: str) -> bool:
 
 def _pools_of(toy: str) -> str:
     return {
-        DEFAULT: "a KV pool that is divided for sliding layers",
+        **dict.fromkeys((DEFAULT, LAYERED), "a KV pool that is divided for sliding layers"),
         WINDOWLESS: "one KV pool for all layers",
         COMPRESSED: "a KV pool of MLA",
         SHARED: "sliding layers that share the others' KV pool",

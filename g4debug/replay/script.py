@@ -251,7 +251,7 @@ def _doc(finding: Finding, setting: Setting, shows: str) -> str:
 def _arguments(setting: Setting) -> dict[str, str]:
     values: dict[str, Plain] = {**setting.arguments, **FIXED}
     if setting.drafts:
-        algorithm = setting.model.draft.upper() or "NEXTN"
+        algorithm = setting.model.algorithm or "NEXTN"
         values = {"speculative_algorithm": algorithm, "speculative_num_steps": 3, **values}
     named = {k: v for k, v in values.items() if v is not None and v is not False}
     return {k: json.dumps(v) if isinstance(v, str) else repr(v) for k, v in named.items()}

@@ -122,6 +122,7 @@ def setting_of(record: TrapRecord, on: Tape, recording: Recording) -> Setting:
     vocab = max(VOCAB, CENTROIDS * math.ceil((words + 8) / CENTROIDS))
     if vocab > MOST_WORDS:
         raise CannotReplay(f"{words} prompts go on differently at one place, too many to tell")
+    serves = str(record.geometry.get("serves", ""))
     swa, window = facts.get("size_swa"), facts.get("sliding_window_size")
     try:
         model = chosen(
@@ -130,12 +131,12 @@ def setting_of(record: TrapRecord, on: Tape, recording: Recording) -> Setting:
             vocab,
             0 if swa is None and window is None else _whole(facts, "sliding_window_size"),
             _whole(record.geometry, "context_len"),
+            serves,
         )
     except NoToy as e:
         raise NeverReplayed(str(e)) from e
     given = {**record.defaults, **record.arguments}
     arguments = _arguments(record, given, facts, model, notes)
-    serves = str(record.geometry.get("serves", ""))
     if serves and not serves.startswith(model.architecture):
         notes.append(f"the model was {serves[:200]}, and is {model.name} here")
     elsewhere = _backends(given, arguments)

@@ -171,6 +171,25 @@ def test_a_page_out_of_range_on_fa3_is_told_before_the_kernel_reads_it(
 
 
 @LONG
+def test_a_window_that_nobody_fills_in_for_a_draft_extend_is_told(tmp_path):
+    """The state of sglang #29858, in the worker that it is about. Its lists, too, are made once
+    more before the first of its layers reads them."""
+    run = drive(
+        tmp_path,
+        str(DRIVER),
+        "faults",
+        arguments(LAYERED, attention_backend="triton"),
+        **ARMED,
+        **WHOLE_WINDOW,
+        G4DEBUG_FAULTS="seed=7;draft-window-unfilled=3*on",
+    )
+    found = run.dumps[0].finding
+    assert "draft draft_extend_v2: the list of the sliding layers is left" in run.log
+    assert found.check == "page-table", run.log[-3000:]
+    assert (found.location.forward_mode, found.location.runner) == ("DRAFT_EXTEND_V2", "draft")
+
+
+@LONG
 @pytest.mark.parametrize("draft", ["eagle", "eagle3", "standalone"])
 @pytest.mark.parametrize("backend", ["trtllm_mha", "triton"])
 def test_another_requests_page_is_told_in_the_drafts_table(draft, backend, tmp_path):

@@ -297,6 +297,7 @@ SERVERS: list[tuple[dict[str, Any], tuple[str, bool]]] = [
     ({"model": "llama", "draft": "eagle3"}, ("MHA", False)),
     ({"model": "llama", "draft": "standalone"}, ("MHA", False)),
     ({"model": "llama", "draft": "ngram"}, ("MHA", False)),
+    ({"model": "mimo-v2", "draft": "multi-layer-eagle"}, ("MHA", True)),
 ]
 LONG = pytest.mark.long("an engine, and its replay")
 # MLA's toy has lists of tokens in place of page tables.

@@ -589,6 +589,24 @@ def test_which_toy_stands_for_a_server_with_one_pool(
     assert arguments.items() <= made.arguments.items()
 
 
+def test_sglang_calls_multi_layer_eagle_eagle_and_what_the_server_ran_tells_it() -> None:
+    serves = "Step3p5ForCausalLM (MHA, an SWA pool) on fa3, draft multi-layer EAGLE (one path)"
+    told = {**THERE.geometry, "serves": serves}
+    drafts = tape_of(taped(), speculative_algorithm="EAGLE", speculative_num_draft_tokens=4)
+    made = started(having(tape=drafts, geometry=told))
+    assert (made.model.toy, made.model.draft) == ("mimo-v2", "multi-layer-eagle")
+    assert (made.model.algorithm, made.model.window, made.drafts) == ("EAGLE", 128, True)
+    assert made.notes == [f"the model was {serves}, and is a toy MiMo-V2 here"]
+    pool = one_pool(speculative_algorithm="EAGLE")
+    assert "multi-layer EAGLE was never replayed with one KV pool for" in refused(
+        having(tape=pool, geometry=told)
+    )
+    old = having(tape=drafts, geometry=told, versions={"sglang": "0.5.18"})
+    assert "algorithm multi-layer EAGLE was never" in refused(old)
+    # What a dump says of itself is not enough: its scheduler had no draft.
+    assert started(having(geometry=told)).model.draft == ""
+
+
 ENDED = ("killed", "oom-killed", "native-crash", "gone")
 
 

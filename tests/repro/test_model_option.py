@@ -151,13 +151,31 @@ def test_cells_of_another_model_are_in_no_row_of_gemma_4(suite):
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_server_is_drawn_for_a_model(suite, name):
     draw, toy = suite("fuzz.draw"), toys.load(name)
-    assert {draw.model_of(seed) for seed in range(100)} == {*OTHERS, DEFAULT}
+    drafts = {n for n in discovery.names("draft") if name in discovery.load("draft", n).targets}
+    found = set()
     for seed in range(60):
         shape = draw.draw(seed, name)
         asked = {v for k, v in shape.engine.items() if k.endswith("attention_backend") and v}
         assert asked <= set(toy.backends)
         assert not shape.mtp
-        assert shape.words.startswith(f"{name}, no MTP")
+        assert shape.words.startswith(f"{name}, {shape.draft or 'no MTP'}")
+        if shape.draft:
+            most = discovery.load("draft", shape.draft).arguments.get("speculative_num_steps", 0)
+            assert shape.speculates
+            assert shape.engine.get("speculative_num_steps", 0) <= most
+        found.add(shape.draft)
+    assert found == {"", *(drafts if draw.SERVES_DRAFTS else ())}
+
+
+def test_a_toy_that_is_added_takes_some_seeds_and_leaves_the_others(suite, monkeypatch):
+    draw = suite("fuzz.draw")
+    now = {seed: draw.model_of(seed) for seed in range(200)}
+    assert {*now.values()} == {*OTHERS, DEFAULT}
+    monkeypatch.setattr(draw.discovery, "names", lambda noun: (*OTHERS, DEFAULT, "another"))
+    then = {seed: draw.model_of(seed) for seed in range(200)}
+    changed = {seed for seed in now if now[seed] != then[seed]}
+    assert 0 < len(changed) < 50
+    assert {then[seed] for seed in changed} == {"another"}
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fastapi import HTTPException
 
 from g4debug import discovery
-from g4debug.cpu import toys
+from g4debug.cpu import drafts, toys
 from g4debug.cpu.server import DEFAULT
 from g4debug.hooking import targets
 from suites.healthy.workload import Client, require
@@ -29,31 +29,57 @@ PATIENCE = 120.0  # seconds that one request may take
 GREEDY_WITH_MTP = targets.matches(">=0.5.14,<0.5.18")
 
 
+# The newest, the only one on which the CPU engine was seen to serve drafts beside FROZEN_KV_MTP.
+SERVES_DRAFTS = targets.matches(">=0.5.23")
+
+
 @dataclass(frozen=True)
 class Shape:
-    """A server. mtp: with FROZEN_KV_MTP. engine: arguments of ``sgl.Engine``. model: a toy."""
+    """A server. mtp: with FROZEN_KV_MTP. engine: arguments of ``sgl.Engine``. model: a toy. draft:
+    the name of another draft than FROZEN_KV_MTP, '' for none.
+    """
 
     mtp: bool
     engine: Mapping[str, Any]
     model: str = DEFAULT
+    draft: str = ""
+
+    @property
+    def speculates(self) -> bool:
+        return self.mtp or bool(self.draft)
 
     @property
     def words(self) -> str:
         told = [f"{k}={v}" for k, v in self.engine.items() if v is not None]
         model = [] if self.model == DEFAULT else [self.model]
-        return ", ".join([*model, "MTP" if self.mtp else "no MTP", *told])
+        return ", ".join([*model, self.draft or ("MTP" if self.mtp else "no MTP"), *told])
 
 
 def model_of(seed: int) -> str:
-    """The model of a seed, where models are drawn, too."""
-    return random.Random(f"model {seed}").choice(discovery.names("toy"))
+    """The model of a seed, where models are drawn, too.
+
+    Each model draws a number, and the greatest wins: a toy that is added takes some seeds, and the
+    others have the model that they had.
+    """
+    return _greatest(discovery.names("toy"), f"model {seed}")
+
+
+def draft_of(seed: int, model: str) -> str:
+    """The draft of a seed, for a toy without one of its own; '' if there is none for it."""
+    found = [n for n in discovery.names("draft") if model in discovery.load("draft", n).targets]
+    return _greatest(found, f"draft {seed}") if found and SERVES_DRAFTS else ""
+
+
+def _greatest(names: Sequence[str], of: str) -> str:
+    return max(names, key=lambda name: random.Random(f"{of} {name}").random())
 
 
 def draw(seed: int, model: str = DEFAULT) -> Shape:
     """The server of a seed with a model."""
     dice, toy = random.Random(seed), toys.load(model)
-    mtp, page = dice.random() < 0.7, dice.choice(PAGES)
-    mtp = mtp and bool(toy.draft)
+    speculates, page = dice.random() < 0.7, dice.choice(PAGES)
+    mtp = speculates and bool(toy.draft)
+    draft = draft_of(seed, model) if speculates and not mtp else ""
     if "triton" not in toy.backends:
         page = 64
     total = dice.choice((1024, 2048, 4096, 8192))
@@ -81,7 +107,7 @@ def draw(seed: int, model: str = DEFAULT) -> Shape:
         engine["disable_radix_cache"] = True
     if dice.random() < 0.2:
         engine["enable_mixed_chunk"] = True
-    if not mtp and dice.random() < 0.3:
+    if not mtp and not draft and dice.random() < 0.3:
         engine["disable_overlap_schedule"] = True
     if dice.random() < 0.2:
         engine |= {"enable_priority_scheduling": True, "schedule_policy": "fcfs"}
@@ -89,8 +115,9 @@ def draw(seed: int, model: str = DEFAULT) -> Shape:
         engine["schedule_policy"] = dice.choice(("lpm", "random", "fcfs", "dfs-weight", "lof"))
     if dice.random() < 0.3:
         engine["schedule_conservativeness"] = dice.choice((0.1, 0.3, 1.5))
-    if mtp and dice.random() < 0.5:
-        steps = dice.choice((1, 2, 3, 4))
+    most = _most_steps(draft, model) if draft else 4 if mtp else 0
+    if most and dice.random() < 0.5:
+        steps = min(dice.choice((1, 2, 3, 4)), most)
         engine |= {
             "speculative_num_steps": steps,
             "speculative_num_draft_tokens": steps + 1,
@@ -98,7 +125,12 @@ def draw(seed: int, model: str = DEFAULT) -> Shape:
         }
     if dice.random() < 0.15:
         engine["radix_eviction_policy"] = dice.choice(("lru", "lfu"))
-    return Shape(mtp, engine, model)
+    return Shape(mtp, engine, model, draft)
+
+
+def _most_steps(draft: str, model: str) -> int:
+    """The steps of a draft, which may have a layer for each; 0 if it knows no steps."""
+    return int(drafts.load(draft, model).arguments.get("speculative_num_steps", 0))
 
 
 def longest_prompt(total: int) -> int:
@@ -115,7 +147,7 @@ async def drive(client: Client, shape: Shape, seed: int) -> None:
     total = int(shape.engine["max_total_tokens"])
     longest = longest_prompt(total)
     shared = [client.prompt(dice.randint(10, longest // 2)) for _ in range(4)]
-    greedy = shape.mtp and GREEDY_WITH_MTP
+    greedy = shape.speculates and GREEDY_WITH_MTP
 
     async def request(name: str, chance: float) -> None:
         """Drawn by its name and ``chance``, whatever runs beside it."""

@@ -24,7 +24,8 @@ def main(device: str, result: Path, seed: int, model: str) -> None:
 
     shape = draw(seed, model)
     logs = {"model": model, "log_level": "info", "decode_log_interval": 20}
-    with running(engine_arguments(shape.mtp, **logs, **shape.engine)) as engine:
+    draft = {"draft": shape.draft} if shape.draft else {}
+    with running(engine_arguments(shape.mtp, **logs, **draft, **shape.engine)) as engine:
         client = Client(engine, f"fuzz-{seed}", result.with_suffix(".log"))
         engine.loop.run_until_complete(drive(client, shape, seed))
         time.sleep(IDLE_SECONDS)
