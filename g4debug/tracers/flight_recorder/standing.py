@@ -19,7 +19,7 @@ from g4debug.tracers.flight_recorder.outside_waits import OutsideWaits
 from g4debug.tracers.flight_recorder.pause import Pause
 from g4debug.tracers.flight_recorder.progress import ROUND, Progress
 from g4debug.tracers.flight_recorder.reasons import Reason
-from g4debug.tracers.flight_recorder.waits import Wait, Waits
+from g4debug.tracers.flight_recorder.waits import Urgency, Wait, Waits
 from g4debug.tracers.flight_recorder.work import Place, Work
 
 LIVE = 3.0  # seconds; who has waited for so long is shown by doctor
@@ -27,7 +27,6 @@ OLD = 2.0  # seconds; what doctor shows says its age if it is older
 SHOWN = 8  # requests that doctor shows
 NAMED = 4  # requests whose reasons are in a finding
 SHARE = 500  # a look takes at most one part in so many of the time
-BY_POLICY = "only requests of a higher priority have overtaken it, as the server's policy wants"
 QUIET = 3600.0  # seconds; the most that pass before starved requests are told again
 
 
@@ -90,7 +89,7 @@ class Standing:
         for wait in some[:SHOWN]:
             reason = reasons.of(scheduler, Work(wait.request, wait.place), items, steps)
             verb = "waits" if wait.place not in (Place.RUNS,) else "runs without progress for"
-            policy = f"; {BY_POLICY}" if _by_policy(wait) else ""
+            policy = f"; {_policy(scheduler)}" if _by_policy(wait) else ""
             line = f"request {wait.name} {verb} {self._waited(wait):.0f} s: {reason.line}{policy}"
             told.append(line)
         if len(some) > SHOWN:
@@ -168,8 +167,8 @@ class Standing:
 
         Or for ``long`` since it was overtaken: where there is little to do, so many steps take
         hours. A request in a long queue that nobody overtakes does not starve, nor one that only
-        more urgent ones overtake. Who overtakes whom is not known where requests come from another
-        server: they are in a queue again behind it.
+        more urgent ones overtake (:func:`_urgency`). Who overtakes whom is not known where requests
+        come from another server: they are in a queue again behind it.
         """
         most = self.settings.starved_steps
         if not most or wait.place is Place.ROOM or _by_policy(wait):
@@ -200,13 +199,38 @@ class Standing:
 
 
 def _by_policy(wait: Wait) -> bool:
-    """True if only requests of a higher priority have overtaken it."""
+    """True if only requests of a higher priority, or of longer answers, have overtaken it."""
     return wait.overtaken and wait.passed == math.inf
 
 
-def _urgency(scheduler: Any) -> Callable[[Any], float]:
-    """Of a request, by SGLang's priorities; the same of all where they are off."""
-    if not getattr(scheduler, "enable_priority_scheduling", False):
-        return lambda request: 0.0
+def _policy(scheduler: Any) -> str:
+    more = ["of a higher priority"] * _has_priorities(scheduler)
+    more += ["of longer answers"] * _longest_first(scheduler)
+    return f"only requests {' or '.join(more)} have overtaken it, as the server's policy wants"
+
+
+def _has_priorities(scheduler: Any) -> bool:
+    return bool(getattr(scheduler, "enable_priority_scheduling", False))
+
+
+def _longest_first(scheduler: Any) -> bool:
+    """The policy ``lof``: who may give the longest answer is the next one."""
+    return getattr(scheduler, "schedule_policy", "") == "lof"
+
+
+def _urgency(scheduler: Any) -> Callable[[Any], Urgency]:
+    """Of a request: its priority where SGLang has priorities, and then, with ``lof``, the longest
+    answer that it may give. How other policies sort a queue has another purpose: who is overtaken
+    there for ever, starves.
+    """
+    priorities, lof = _has_priorities(scheduler), _longest_first(scheduler)
     sign = -1 if getattr(scheduler, "schedule_low_priority_values_first", False) else 1
-    return lambda request: sign * float(getattr(request, "priority", None) or 0)
+
+    def urgency(request: Any) -> Urgency:
+        longest = getattr(getattr(request, "sampling_params", None), "max_new_tokens", None)
+        return (
+            sign * float(getattr(request, "priority", None) or 0) if priorities else 0.0,
+            float(longest or 0) if lof else 0.0,
+        )
+
+    return urgency

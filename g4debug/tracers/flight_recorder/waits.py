@@ -11,6 +11,7 @@ from g4debug.hooking import req_kv
 from g4debug.tracers.flight_recorder.work import Place, Work, name
 
 BEGUN = (Place.RUNS, Place.CHUNK)
+Urgency = tuple[float, float]  # of two requests, the more urgent one has the greater
 
 
 @dataclass
@@ -72,7 +73,7 @@ class Waits:
         work: Iterable[Work],
         loop: float,
         step: int,
-        urgency: Callable[[Any], float] = lambda request: 0.0,
+        urgency: Callable[[Any], Urgency] = lambda request: (0.0, 0.0),
         between: Iterable[Any] = (),
     ) -> None:
         """loop: the time in which the event loop has turned, in seconds. step: the last one.
@@ -125,7 +126,7 @@ class Waits:
             wait.order = self._next()  # it was retracted, and goes behind the others
         wait.place, wait.since, wait.warned = place, loop, False
 
-    def _overtake(self, began: list[Wait], loop: float, urgency: Callable[[Any], float]) -> None:
+    def _overtake(self, began: list[Wait], loop: float, urgency: Callable[[Any], Urgency]) -> None:
         newest = max(w.order for w in began)
         orders = {w.order: urgency(w.request) for w in began}
         for wait in self.all.values():

@@ -485,6 +485,30 @@ def test_a_job_of_low_priority_waits_by_the_policy(server, batch, told, low_firs
     assert ("as the server's policy wants" in line) is (told == [])
 
 
+@pytest.mark.parametrize(("longest", "told"), [(64, []), (8, ["starved: 1"])])
+@pytest.mark.parametrize("policy", ["lof", "lpm"])
+def test_a_short_answer_waits_by_the_policy_lof_and_by_no_other(server, policy, longest, told):
+    """Longer answers are served first, for hours; of the same length nobody waits so."""
+    server.has.schedule_policy = policy
+    short, newer = Request("short"), [Request(f"newer{n}") for n in range(5)]
+    for request in (short, *newer):
+        request.sampling_params = SimpleNamespace(max_new_tokens=longest)
+    short.sampling_params = SimpleNamespace(max_new_tokens=8)
+    server.has.waiting_queue.append(short)
+    server.turn(1)
+    for request in newer:
+        server.has.waiting_queue.append(request)
+        server.turn(1)
+        server.has.waiting_queue.remove(request)
+        server.has.running_batch.reqs[:] = [request]
+        for _ in range(STEPS):
+            server.step(2, request)
+    assert server.told == (told if policy == "lof" else ["starved: 1"])
+    (line,) = (w for w in server.flight.standing.live()[1] if "short" in w)
+    by_policy = "only requests of longer answers have overtaken it, as the server's policy wants"
+    assert (by_policy in line) is (server.told == [])
+
+
 def test_a_queue_that_its_policy_sorts_hides_nobody_who_is_overtaken(server):
     """All came between two looks; the policy puts the first of them behind the others."""
     came = [Request("unlike"), *(Request(f"newer{n}") for n in range(4))]
