@@ -156,6 +156,8 @@ RUNS: tuple[Run, ...] = (
     Run("Llama", MHA, NO_WINDOW, _MHA, ("flashinfer",), _PLAIN, _ON_H100,
         _soak("--model llama --backend flashinfer")),
     Run("gpt-oss", SINKS, SWA_POOL, _SWA, (*_BOTH, "fa3"), _PLAIN, _NEW, _TOYS),
+    Run("gpt-oss", SINKS, SWA_POOL, _SWA, _BOTH, ("EAGLE3", "NGRAM"), _NEW, _DRAFTS),
+    Run("gpt-oss", SINKS, SWA_POOL, _SWA, ("fa3",), ("EAGLE3",), _NEW, _DRAFTS),
     Run("MiMo-V2", SINKS, SWA_POOL, _SWA, ("fa3", "triton"), _PLAIN, _NEW, _TOYS),
     Run("MiMo-V2", SINKS, SWA_POOL, _SWA, ("fa3", "triton"), (LAYERED,), _NEW, _DRAFTS,
         draft_pool=_SWA),

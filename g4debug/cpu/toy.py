@@ -53,8 +53,8 @@ class Draw:
     """How a tensor is drawn: normally distributed.
 
     `rounded`: to bfloat16, in which SGLang keeps it on one of two backends. `like`: the name of a
-    tensor with the same numbers, '' for none. `passes`: 1 is added to the diagonal, so that it
-    passes on the beginning of what it is given.
+    tensor with the same numbers, '' for none. `passes`: (row, column, count, gain) of diagonals to
+    which the gain is added, so that it passes on so many of the numbers that it is given.
     """
 
     shape: tuple[int, ...]
@@ -62,7 +62,7 @@ class Draw:
     mean: float = 0.0
     rounded: bool = False
     like: str = ""
-    passes: bool = False
+    passes: tuple[tuple[int, int, int, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -194,8 +194,8 @@ def _numbers(weights: Mapping[str, Draw]) -> Iterator[tuple[str, Any]]:
         seed = zlib.crc32((draw.like or name).encode())
         generator = torch.Generator().manual_seed(seed)
         tensor = torch.randn(*draw.shape, generator=generator) * draw.std + draw.mean
-        if draw.passes:
-            tensor.diagonal().add_(1)
+        for row, column, count, gain in draw.passes:
+            tensor[row : row + count, column : column + count].diagonal().add_(gain)
         yield name, tensor.bfloat16().float() if draw.rounded else tensor
 
 

@@ -50,30 +50,50 @@ HIDDEN = {
 }
 
 
+GPT_OSS = "gpt-oss"
+# Of each tracer's faults some, with a target that has two pools: the draft's worker is the same.
+ON_GPT_OSS = (
+    "accept-length=1*zero", "bonus-token=1*on", "future-row=1*read", "publish-order=1*twice",
+    "seq-len-off-by-one=1*device", "stale-hidden-state=1*draft", "verify-input=1*rows",
+    "verify-result=1*token",
+)  # fmt: skip
+
+
 def target_of(draft: str) -> str:
     return discovery.load("draft", draft).targets[0]
 
 
-def arguments(draft: str, drafts: bool = True, **more: object) -> str:
-    """drafts: False for the same server without the draft."""
-    given = {"model": target_of(draft), **({"draft": draft} if drafts else {})}
+def arguments(draft: str, drafts: bool = True, target: str = "", **more: object) -> str:
+    """drafts: False for the same server without the draft. target: '' for its first one."""
+    given = {"model": target or target_of(draft), **({"draft": draft} if drafts else {})}
     return json.dumps({**given, **more})
 
 
 @pytest.mark.parametrize(
-    ("draft", "backend", "load"),
+    ("draft", "target", "backend", "load"),
     [
         *(
-            pytest.param(draft, backend, load, marks=LONG)
+            pytest.param(draft, target_of(draft), backend, load, marks=LONG)
             for draft in discovery.names("draft")
             for backend in (("fa3", "triton") if draft == LAYERED else ("trtllm_mha", "triton"))
             for load in ("mixed", "mixed-no-radix")
         ),
-        pytest.param("eagle", "fa3", "mixed", marks=LONG),
+        pytest.param("eagle", "llama", "fa3", "mixed", marks=LONG),
+        *(
+            pytest.param("eagle3", GPT_OSS, backend, load, marks=LONG)
+            for backend in ("trtllm_mha", "triton", "fa3")
+            for load in ("mixed", "mixed-no-radix")
+        ),
+        *(
+            pytest.param("ngram", GPT_OSS, backend, "mixed", marks=LONG)
+            for backend in ("trtllm_mha", "triton")
+        ),
     ],
 )
-def test_it_is_silent_and_its_tokens_are_those_without_a_draft(draft, backend, load, tmp_path):
-    given = {"attention_backend": backend}
+def test_it_is_silent_and_its_tokens_are_those_without_a_draft(
+    draft, target, backend, load, tmp_path
+):
+    given = {"attention_backend": backend, "target": target}
     runs = side_by_side(
         plain=lambda: drive(
             tmp_path / "plain",
@@ -109,20 +129,24 @@ def test_it_is_silent_and_its_tokens_are_those_without_a_draft(draft, backend, l
 
 @LONG
 @pytest.mark.parametrize(
-    ("draft", "fault"),
+    ("draft", "target", "fault"),
     [
-        (draft, fault)
-        for draft in discovery.names("draft")
-        for fault in (
-            *FAULTS,
-            *(WITH_A_MODEL if draft != "ngram" else ()),
-            *HIDDEN.get(draft, ()),
-        )
+        *(
+            (draft, target_of(draft), fault)
+            for draft in discovery.names("draft")
+            for fault in (
+                *FAULTS,
+                *(WITH_A_MODEL if draft != "ngram" else ()),
+                *HIDDEN.get(draft, ()),
+            )
+        ),
+        *(("eagle3", GPT_OSS, fault) for fault in ON_GPT_OSS),
+        *(("ngram", GPT_OSS, fault) for fault in ("bonus-token=1*on", "verify-input=1*draft")),
     ],
 )
-def test_its_faults_are_told(draft, fault, tmp_path):
+def test_its_faults_are_told(draft, target, fault, tmp_path):
     faults = {"G4DEBUG_FAULTS": f"seed=7;{fault}", "G4DEBUG_TRACE": "spec-lifecycle"}
-    run = drive(tmp_path, str(DRIVER), "faults", arguments(draft), **faults)
+    run = drive(tmp_path, str(DRIVER), "faults", arguments(draft, target=target), **faults)
     assert run.status != 0
     assert [dump.finding.check for dump in run.dumps] == ["spec-lifecycle"]
 
@@ -145,23 +169,25 @@ def test_a_token_out_of_range_in_a_draft_extend_is_told_before_the_kernel_reads_
 
 @LONG
 @pytest.mark.parametrize(
-    ("draft", "at", "mode", "runner"),
+    ("draft", "target", "at", "mode", "runner"),
     [
-        ("eagle", "target@mode=target_verify", "TARGET_VERIFY", "target"),
-        ("eagle", "draft@mode=decode", "DECODE", "draft"),
-        (LAYERED, "target@mode=target_verify", "TARGET_VERIFY", "target"),
-        (LAYERED, "draft@mode=extend", "EXTEND", "draft"),
-        (LAYERED, "draft@mode=draft_extend_v2", "DRAFT_EXTEND_V2", "draft"),
+        ("eagle", "llama", "target@mode=target_verify", "TARGET_VERIFY", "target"),
+        ("eagle", "llama", "draft@mode=decode", "DECODE", "draft"),
+        ("eagle3", GPT_OSS, "target@mode=target_verify", "TARGET_VERIFY", "target"),
+        ("eagle3", GPT_OSS, "draft@mode=decode", "DECODE", "draft"),
+        (LAYERED, "mimo-v2", "target@mode=target_verify", "TARGET_VERIFY", "target"),
+        (LAYERED, "mimo-v2", "draft@mode=extend", "EXTEND", "draft"),
+        (LAYERED, "mimo-v2", "draft@mode=draft_extend_v2", "DRAFT_EXTEND_V2", "draft"),
     ],
 )
 def test_a_page_out_of_range_on_fa3_is_told_before_the_kernel_reads_it(
-    draft, at, mode, runner, tmp_path
+    draft, target, at, mode, runner, tmp_path
 ):
     run = drive(
         tmp_path,
         str(DRIVER),
         "faults",
-        arguments(draft, attention_backend="fa3"),
+        arguments(draft, target=target, attention_backend="fa3"),
         **ARMED,
         G4DEBUG_FAULTS=f"seed=7;page-oob={MANY if draft == LAYERED else '1*on'}@runner={at}",
     )
@@ -171,6 +197,7 @@ def test_a_page_out_of_range_on_fa3_is_told_before_the_kernel_reads_it(
 
 
 @LONG
+<<<<<<< HEAD
 def test_a_window_that_nobody_fills_in_for_a_draft_extend_is_told(tmp_path):
     """The state of sglang #29858, in the worker that it is about. Its lists, too, are made once
     more before the first of its layers reads them."""
@@ -191,14 +218,20 @@ def test_a_window_that_nobody_fills_in_for_a_draft_extend_is_told(tmp_path):
 
 @LONG
 @pytest.mark.parametrize("draft", ["eagle", "eagle3", "standalone"])
+=======
+@pytest.mark.parametrize(
+    ("draft", "target"),
+    [("eagle", "llama"), ("eagle3", "llama"), ("standalone", "llama"), ("eagle3", GPT_OSS)],
+)
+>>>>>>> drafts43
 @pytest.mark.parametrize("backend", ["trtllm_mha", "triton"])
-def test_another_requests_page_is_told_in_the_drafts_table(draft, backend, tmp_path):
+def test_another_requests_page_is_told_in_the_drafts_table(draft, target, backend, tmp_path):
     """The draft runs before the verify, which reads the same rows."""
     run = drive(
         tmp_path,
         str(DRIVER),
         "faults",
-        arguments(draft, attention_backend=backend),
+        arguments(draft, target=target, attention_backend=backend),
         **ARMED,
         G4DEBUG_FAULTS="seed=7;row-foreign-page=1*on",
     )
@@ -208,11 +241,13 @@ def test_another_requests_page_is_told_in_the_drafts_table(draft, backend, tmp_p
 
 
 @LONG
-@pytest.mark.parametrize("draft", ["eagle", LAYERED])
+@pytest.mark.parametrize(
+    ("draft", "target"), [("eagle", "llama"), ("eagle3", GPT_OSS), (LAYERED, "mimo-v2")]
+)
 @pytest.mark.parametrize("fault", ["kv-bit-flip=1*draft(30)", "kv-nan=1*draft"])
-def test_kv_of_a_draft_that_changes_is_told(draft, fault, tmp_path):
+def test_kv_of_a_draft_that_changes_is_told(draft, target, fault, tmp_path):
     faults = {"G4DEBUG_FAULTS": f"seed=7;{fault}", "G4DEBUG_TRACE": "kv-integrity"}
-    run = drive(tmp_path, str(DRIVER), "faults", arguments(draft), **faults)
+    run = drive(tmp_path, str(DRIVER), "faults", arguments(draft, target=target), **faults)
     found = run.dumps[0].finding
     assert (found.check, found.kind) == ("kv-integrity", "kv-changed"), run.log[-3000:]
     assert found.location.runner == "draft"

@@ -19,5 +19,5 @@ DRAFT = drawn_draft(
         "num_hidden_layers": 1,
     },
     # The token's embedding goes on as it is, and a little of the hidden state is added.
-    {"fc.weight": Draw((HIDDEN, 2 * HIDDEN), 0.02, passes=True), **LAYER},
+    {"fc.weight": Draw((HIDDEN, 2 * HIDDEN), 0.02, passes=((0, 0, HIDDEN, 1.0),)), **LAYER},
 )

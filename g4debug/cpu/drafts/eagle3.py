@@ -1,9 +1,36 @@
 """EAGLE3: as EAGLE, on the hidden states of three of the target's layers, with its own head."""
 
-from g4debug.cpu.toy import DIM, HEADS, HIDDEN, KV_HEADS, VOCAB, drawn_draft, matrix, mlp, norm
+from dataclasses import replace
+
+from g4debug.cpu.toy import (
+    DIM,
+    HEADS,
+    HIDDEN,
+    KV_HEADS,
+    VOCAB,
+    Draw,
+    drawn_draft,
+    matrix,
+    mlp,
+    norm,
+)
 from g4debug.cpu.toys import llama
 
-LAYER = "midlayer"
+LAYER, LIKE = "midlayer", "model.layers.0"
+HALF, GAIN = HIDDEN // 2, 2.0
+# The embedding of the token comes first in what Q, K and V are made of. A head with half of it as
+# its Q and K attends to its own token, whose V is that half again, and so the layer passes it on.
+HEAD = 2 * DIM  # where the first head of the second KV head begins
+Q = ((0, 0, HALF, GAIN), (HEAD, HALF, HALF, GAIN))
+K, V = ((0, 0, HIDDEN, GAIN),), ((0, 0, HIDDEN, 1.0),)
+OUT = ((0, 0, HALF, 1.0), (HALF, HEAD, HALF, 1.0))
+SMALL = 0.02
+
+
+def like(name: str, draw: Draw) -> Draw:
+    """The numbers that Llama's toy has there."""
+    return replace(draw, like=name)
+
 
 DRAFT = drawn_draft(
     "eagle3",
@@ -19,16 +46,19 @@ DRAFT = drawn_draft(
         },
     },
     {
-        "fc.weight": matrix(HIDDEN, 3 * HIDDEN),
-        "norm.weight": norm(),
+        "fc.weight": Draw((HIDDEN, 3 * HIDDEN), SMALL),
+        "norm.weight": like("model.norm.weight", norm()),
         "lm_head.weight": matrix(VOCAB, HIDDEN),
-        f"{LAYER}.self_attn.q_proj.weight": matrix(HEADS * DIM, 2 * HIDDEN),
-        f"{LAYER}.self_attn.k_proj.weight": matrix(KV_HEADS * DIM, 2 * HIDDEN),
-        f"{LAYER}.self_attn.v_proj.weight": matrix(KV_HEADS * DIM, 2 * HIDDEN),
-        f"{LAYER}.self_attn.o_proj.weight": matrix(HIDDEN, HEADS * DIM),
-        **mlp(f"{LAYER}.mlp"),
+        f"{LAYER}.self_attn.q_proj.weight": Draw((HEADS * DIM, 2 * HIDDEN), SMALL, passes=Q),
+        f"{LAYER}.self_attn.k_proj.weight": Draw((KV_HEADS * DIM, 2 * HIDDEN), SMALL, passes=K),
+        f"{LAYER}.self_attn.v_proj.weight": Draw((KV_HEADS * DIM, 2 * HIDDEN), SMALL, passes=V),
+        f"{LAYER}.self_attn.o_proj.weight": Draw((HIDDEN, HEADS * DIM), SMALL, passes=OUT),
+        **{
+            name.replace(LIKE, LAYER): like(name, draw) for name, draw in mlp(f"{LIKE}.mlp").items()
+        },
         f"{LAYER}.hidden_norm.weight": norm(),
         f"{LAYER}.input_layernorm.weight": norm(),
         f"{LAYER}.post_attention_layernorm.weight": norm(),
     },
+    targets=("llama", "gpt-oss"),
 )

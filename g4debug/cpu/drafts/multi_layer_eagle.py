@@ -22,7 +22,7 @@ def layer(step: int) -> dict[str, Draw]:
     }
     return {
         # The token's embedding goes on as it is, and a little of the hidden state is added.
-        f"{prefix}.eh_proj.weight": Draw((HIDDEN, 2 * HIDDEN), 0.02, passes=True),
+        f"{prefix}.eh_proj.weight": Draw((HIDDEN, 2 * HIDDEN), 0.02, passes=((0, 0, HIDDEN, 1.0),)),
         f"{prefix}.enorm.weight": norm(),
         f"{prefix}.hnorm.weight": norm(),
         f"{prefix}.final_layernorm.weight": replace(norm(), like="model.norm.weight"),
