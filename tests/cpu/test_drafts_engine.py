@@ -197,7 +197,6 @@ def test_a_page_out_of_range_on_fa3_is_told_before_the_kernel_reads_it(
 
 
 @LONG
-<<<<<<< HEAD
 def test_a_window_that_nobody_fills_in_for_a_draft_extend_is_told(tmp_path):
     """The state of sglang #29858, in the worker that it is about. Its lists, too, are made once
     more before the first of its layers reads them."""
@@ -217,13 +216,10 @@ def test_a_window_that_nobody_fills_in_for_a_draft_extend_is_told(tmp_path):
 
 
 @LONG
-@pytest.mark.parametrize("draft", ["eagle", "eagle3", "standalone"])
-=======
 @pytest.mark.parametrize(
     ("draft", "target"),
     [("eagle", "llama"), ("eagle3", "llama"), ("standalone", "llama"), ("eagle3", GPT_OSS)],
 )
->>>>>>> drafts43
 @pytest.mark.parametrize("backend", ["trtllm_mha", "triton"])
 def test_another_requests_page_is_told_in_the_drafts_table(draft, target, backend, tmp_path):
     """The draft runs before the verify, which reads the same rows."""
