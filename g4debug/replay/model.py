@@ -117,9 +117,8 @@ def chosen(
     Raises NoToy.
     """
     algorithm = facts.get("speculative_algorithm")
-    if (
-        algorithm and f"draft {multi_layer_eagle.NAME}" in serves
-    ):  # SGLang has one name for two workers
+    # SGLang has one name for two workers.
+    if algorithm and f"draft {multi_layer_eagle.NAME}" in serves:
         algorithm = multi_layer_eagle.NAME
     if algorithm is not None and algorithm not in speculation.replayed(release):
         raise NoToy(f"the speculative algorithm {algorithm} was never replayed")
