@@ -85,9 +85,11 @@ def test_gemma_4_is_served_unless_another_is_asked_for():
     assert command[command.index("--served-model-name") + 1] == "g4debug-llama"
 
 
-@pytest.mark.parametrize("name", discovery.names("draft"))
-def test_a_draft_takes_the_place_of_the_toys_own(name):
-    (model,) = discovery.load("draft", name).targets
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [(n, m) for n in discovery.names("draft") for m in discovery.load("draft", n).targets],
+)
+def test_a_draft_takes_the_place_of_the_toys_own(name, model):
     algorithm = {"multi-layer-eagle": "EAGLE"}.get(name, name.upper())
     found = server.engine_arguments(model=model, draft=name)
     assert found["speculative_algorithm"] == algorithm
@@ -109,6 +111,11 @@ def test_a_draft_has_numbers_of_its_target():
     assert torch.equal(draft[name], whole[f"model.{name}"])
     mean = draft["fc.weight"][:, : toy.HIDDEN].diagonal().mean()
     assert float(mean) == pytest.approx(1, abs=0.05)
+    (folder,) = drafts.load("eagle3", "llama").models()
+    draft = load_file(next(folder.glob("*.safetensors")))
+    name = "mlp.gate_proj.weight"
+    assert torch.equal(draft[f"midlayer.{name}"], whole[f"model.layers.0.{name}"])
+    assert torch.equal(draft["lm_head.weight"], whole["lm_head.weight"])
 
 
 def test_a_draft_that_is_not_there_or_not_for_this_target_is_refused(tmp_path):
