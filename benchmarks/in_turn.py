@@ -30,8 +30,6 @@ not measured, and 1 if the server died.
 from __future__ import annotations
 
 import argparse
-import random
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -40,12 +38,12 @@ from typing import Any
 
 import leave_it_on
 from leave_it_on import BATCHES, GOALS, Verdict
-from measuring import models, options, overhead, results, tracers
+from measuring import overhead, results, tracers
 from measuring.fleet import Gated
 from measuring.overhead import Figure
 from measuring.servers import ServerDied
-from served import gate, turns
-from tracer_overhead import COMPARED, said_at_end
+from served import turns
+from tracer_overhead import COMPARED, said_at_end, started, switchable
 
 VARIANTS = ("watch", "watch-no-mtp", "recorder", "tape")
 STEP = "time per step"
@@ -83,14 +81,14 @@ class Measured:
         batches, tokens, prompt, of_prompts, of_served = LOADS[self.args.device]
         for batch in batches:
             seed = 10_000 * self.args.seed + 100 * number + batch
-            self.decode(number, batch, tokens, seed)
+            self.decode(batch, tokens, seed)
             for _ in range(of_prompts):
                 question = {"serve": batch, "count": batch, "tokens": 1, "prompt": prompt}
                 self.block("prompts", question)
             for _ in range(of_served):
                 self.block("served", {"serve": batch, "count": 2 * batch, "seed": seed}, flush=True)
 
-    def decode(self, number: int, batch: int, tokens: int, seed: int) -> None:
+    def decode(self, batch: int, tokens: int, seed: int) -> None:
         wanted = Path(f"{self.server.gate}.turns")
         wanted.touch()
         question = {"serve": batch, "count": batch, "tokens": tokens, "prompt": 100, "seed": seed}
@@ -114,9 +112,7 @@ class Measured:
     def block(self, phase: str, question: Mapping[str, Any], flush: bool = False) -> None:
         """Three turns with the same question; prompts that are to share nothing are drawn anew."""
         self.blocks += 1
-        order = list(turns.ARMS)
-        random.Random(f"{self.args.seed}.{self.blocks}").shuffle(order)
-        for place, arm in enumerate(order):
+        for place, arm in enumerate(turns.order(self.args.seed, self.blocks)):
             self.switch(arm == turns.ON)
             if flush:
                 self.server.put({"flush": True})
@@ -137,20 +133,13 @@ def measure(args: argparse.Namespace, folder: Path) -> int:
     """As many rounds as the time allows. Returns 1 if the server died."""
     tracers.installed()
     end = time.monotonic() + args.seconds
-    shared = tracers.engine(args.device, (), model=args.model)
-    variant = tracers.under_load([args.variant], shared)[args.variant]
-    what = gate.TAPE if args.variant == gate.TAPE else gate.TRACERS
-    environment = {**variant.environment, gate.SWITCH: what}
+    variant = replace(switchable(args, args.variant), plugin="turns")
     if args.quick:
-        environment[turns.VARIABLE] = "8"
-    variant = replace(variant, environment=environment, plugin="turns")
+        environment = {**variant.environment, turns.VARIABLE: "8"}
+        variant = replace(variant, environment=environment)
     server = Gated(args.variant, variant, args.device, folder)
     try:
-        device = str(server.start()["device"])
-        facts = server.facts()
-        tracers.check(args.variant, facts)
-        if not facts["switched"]:
-            raise SystemExit(f"{args.variant}: that server has nothing that can be switched")
+        device, _ = started(server, args.variant)
         measured = Measured(args, server, device)
         tracers.fill(server, measured.load)
         warm = argparse.Namespace(**{**vars(args), "out": folder})
@@ -225,26 +214,9 @@ def concluded(folder: Path, to: Path | None = None) -> int:
 
 
 def main() -> int:
-    parser = options.parser(__doc__, "cuda", out="the folder for the CSV files")
-    parser.add_argument("--seconds", type=int, default=540, help="begin no round after these")
-    parser.add_argument("--seed", type=int, default=1, help="of the orders and the requests")
-    parser.add_argument("--rounds", type=int, default=1000, help="at most so many")
-    parser.add_argument("--variant", choices=VARIANTS, default="watch")
-    parser.add_argument("--model", choices=models.NAMES, default="E4B-32k", help="on a GPU")
-    parser.add_argument("--quick", action="store_true", help="turns of few steps, to try it")
-    parser.add_argument("--judge", type=Path, metavar="FOLDER", help="measure nothing")
-    parser.add_argument("--csv", type=Path, help="with --judge: where the verdicts go")
-    args = parser.parse_args()
-    if args.judge:
-        return concluded(args.judge, args.csv)
-    if not args.out:
-        parser.error("--out is needed: the folder for the CSV files")
-    args.out.mkdir(parents=True, exist_ok=True)
-    args = argparse.Namespace(**vars(args), contexts=())
-    with tempfile.TemporaryDirectory(prefix="g4debug-in-turn-") as folder:
-        died = measure(args, Path(folder))
-    told = concluded(args.out)
-    return 1 if died else told
+    made = leave_it_on.parser(__doc__, "turns of few steps, to try it")
+    made.add_argument("--variant", choices=VARIANTS, default="watch")
+    return leave_it_on.run(made, measure, concluded, contexts=())
 
 
 if __name__ == "__main__":

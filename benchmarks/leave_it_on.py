@@ -39,7 +39,7 @@ import argparse
 import csv
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -203,30 +203,51 @@ def told(
     return 0 if held and good == len(held) and not doubts else DOES_NOT_HOLD
 
 
+def parser(doc: str | None, quick: str) -> argparse.ArgumentParser:
+    """The options of a benchmark that is judged against the goals. quick: what --quick does."""
+    made = options.parser(doc, "cuda", out="the folder for the CSV files")
+    made.add_argument("--seconds", type=int, default=540, help="begin no round after these")
+    made.add_argument("--seed", type=int, default=1, help="of the orders and the requests")
+    made.add_argument("--rounds", type=int, default=1000, help="at most so many")
+    made.add_argument("--model", choices=models.NAMES, default="E4B-32k", help="on a GPU")
+    made.add_argument("--quick", action="store_true", help=quick)
+    made.add_argument("--judge", type=Path, metavar="FOLDER", help="measure nothing")
+    made.add_argument("--csv", type=Path, help="with --judge: where the verdicts go")
+    return made
+
+
+def run(
+    made: argparse.ArgumentParser,
+    measure: Callable[[argparse.Namespace, Path], int],
+    judged: Callable[[Path, Path | None], int],
+    **fixed: Any,
+) -> int:
+    """Measure and judge, or with --judge only judge. The exit code. fixed: what is no option here.
+
+    measure: of the options and of a folder for what need not be kept; returns 0 if all went well.
+    judged: of the folder of the CSV files, and of the file for the verdicts if it is another one.
+    """
+    args = made.parse_args()
+    if args.judge:
+        return judged(args.judge, args.csv)
+    if not args.out:
+        made.error("--out is needed: the folder for the CSV files")
+    args.out.mkdir(parents=True, exist_ok=True)
+    args = argparse.Namespace(**vars(args), **fixed)
+    with tempfile.TemporaryDirectory(prefix="g4debug-judged-") as folder:
+        died = measure(args, Path(folder))
+    code = judged(args.out, None)
+    return 1 if died else code
+
+
 def main() -> int:
-    parser = options.parser(__doc__, "cuda", out="the folder for the CSV files")
-    parser.add_argument("--seconds", type=int, default=540, help="begin no round after these")
-    parser.add_argument("--seed", type=int, default=1, help="of the orders and the requests")
-    parser.add_argument("--first-round", type=int, default=0)
-    parser.add_argument("--rounds", type=int, default=1000, help="at most so many")
-    parser.add_argument(
+    made = parser(__doc__, "few requests, to try the script")
+    made.add_argument("--first-round", type=int, default=0)
+    made.add_argument(
         "--variants", type=tracers.variant_names, default=VARIED, help=f"({','.join(VARIED)})"
     )
-    parser.add_argument("--model", choices=models.NAMES, default="E4B-32k", help="on a GPU")
-    parser.add_argument("--quick", action="store_true", help="few requests, to try the script")
-    parser.add_argument("--judge", type=Path, metavar="FOLDER", help="measure nothing")
-    parser.add_argument("--csv", type=Path, help="with --judge: where the verdicts go")
-    args = parser.parse_args()
-    if args.judge:
-        return concluded(args.judge, args.csv)
-    if not args.out:
-        parser.error("--out is needed: the folder for the CSV files")
-    args.out.mkdir(parents=True, exist_ok=True)
-    args = argparse.Namespace(**vars(args), together=1, contexts=(), tp=1)
-    with tempfile.TemporaryDirectory(prefix="g4debug-leave-it-on-") as folder:
-        died = tracer_overhead.measure_together(args, Path(folder))
-    code = concluded(args.out)
-    return 1 if died else code
+    measure = tracer_overhead.measure_together
+    return run(made, measure, concluded, together=1, contexts=(), tp=1)
 
 
 if __name__ == "__main__":

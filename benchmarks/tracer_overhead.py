@@ -65,7 +65,7 @@ from typing import Any
 
 from measuring import models, options, overhead, results, tracers
 from measuring.fleet import Fleet, Gated
-from measuring.servers import ServerDied
+from measuring.servers import ServerDied, Variant
 from measuring.together import Crowd
 from measuring.tracers import ALONE, FOUR, ask, check, fill, loaded, put, under_load
 from served import gate
@@ -230,26 +230,34 @@ def measure_together(args: argparse.Namespace, folder: Path) -> int:
     return 0
 
 
+def switchable(args: argparse.Namespace, name: str) -> Variant:
+    """A variant whose hooks can be switched off and on; see ``served/gate.py``."""
+    shared = tracers.engine(args.device, args.contexts, model=args.model)
+    variant = under_load([name], shared)[name]
+    what = gate.TAPE if name == gate.TAPE else gate.TRACERS
+    return replace(variant, environment={**variant.environment, gate.SWITCH: what})
+
+
+def started(server: Gated, name: str) -> tuple[str, dict[str, Any]]:
+    """Start such a server; its device, and its facts. Raises SystemExit if nothing is switched."""
+    device = str(server.start()["device"])
+    facts = server.facts()
+    check(name, facts)
+    if not facts["switched"]:
+        raise SystemExit(f"{name}: that server has nothing that can be switched")
+    return device, facts
+
+
 def measure_switched(args: argparse.Namespace, folder: Path) -> int:
     """Turns with the tracers and without, as many as the time allows. Returns 1 if it died."""
     tracers.installed()
     end = time.monotonic() + args.seconds
     base = COMPARED[args.switch][0]
-    shared = tracers.engine(args.device, args.contexts, model=args.model)
-    variant = under_load([args.switch], shared)[args.switch]
-    what = gate.TAPE if args.switch == gate.TAPE else gate.TRACERS
-    environment = {**variant.environment, gate.SWITCH: what}
     turn = loaded(args, args.quick).turn()
     number, longest = args.first_round, 0.0
-    server = Gated(args.switch, replace(variant, environment=environment), args.device, folder)
+    server = Gated(args.switch, switchable(args, args.switch), args.device, folder)
     try:
-        device = server.start()["device"]
-        facts = server.facts()
-        check(args.switch, facts)
-        if not facts["switched"]:
-            raise SystemExit(
-                f"--switch {args.switch}: that server has nothing that can be switched"
-            )
+        device, facts = started(server, args.switch)
         if facts["overlap"] and args.device == "cuda" and args.switch not in NO_COPIES:
             raise SystemExit("--switch needs a server without overlap scheduling; use --together")
         for _ in range(2):  # one turn each way that is not written down

@@ -81,8 +81,7 @@ class Turns:
 
     def _begin(self) -> None:
         if not self._order:
-            self._order = list(ARMS)
-            random.Random(f"{self.seed}.{self._block}").shuffle(self._order)
+            self._order = order(self.seed, self._block)
         self.switch(self._order[0] == ON)
 
     def _end(self) -> None:
@@ -98,6 +97,11 @@ class Turns:
     def _void(self) -> None:
         self._at, self._order, self._kept = [], [], []
         self.switch(True)
+
+
+def order(seed: int, block: int) -> list[str]:
+    """The turns of a block, in its own order."""
+    return random.Random(f"{seed}.{block}").sample(ARMS, len(ARMS))
 
 
 def register() -> None:

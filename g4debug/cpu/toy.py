@@ -65,6 +65,10 @@ class Draw:
     passes: tuple[tuple[int, int, int, float], ...] = ()
 
 
+# Of `passes`: all of the first hidden vector that a tensor is given.
+WHOLE: Final = ((0, 0, HIDDEN, 1.0),)
+
+
 @dataclass(frozen=True)
 class Size:
     """What a replay chooses of a toy: the words that there are, and the longest sequence in tokens.

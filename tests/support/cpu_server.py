@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import subprocess
@@ -14,6 +13,7 @@ import warm
 
 from g4debug.cpu import environment
 from g4debug.cpu.server import command, free_port, wait_until_healthy
+from g4debug.hooking import targets
 
 
 @contextmanager
@@ -46,10 +46,7 @@ def served(
     with log.open("wb") as sink:
         if warmed:
             assert line[1:3] == ["-m", "sglang.launch_server"]
-            found = importlib.util.find_spec("sglang")
-            assert found is not None
-            assert found.submodule_search_locations is not None
-            script = Path(found.submodule_search_locations[0], "launch_server.py")
+            script = targets.sglang_root() / "sglang" / "launch_server.py"
             process = warm.start((str(script), *line[3:]), base, sink.fileno())
         else:
             process = subprocess.Popen(

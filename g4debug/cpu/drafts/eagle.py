@@ -1,6 +1,6 @@
 """EAGLE: one layer reads the target's hidden states beside the tokens, and writes KV of its own."""
 
-from g4debug.cpu.toy import HIDDEN, Draw, drawn_draft
+from g4debug.cpu.toy import HIDDEN, WHOLE, Draw, drawn_draft
 from g4debug.cpu.toys import llama
 
 # Not the layer's first norm, which EAGLE leaves out.
@@ -19,5 +19,5 @@ DRAFT = drawn_draft(
         "num_hidden_layers": 1,
     },
     # The token's embedding goes on as it is, and a little of the hidden state is added.
-    {"fc.weight": Draw((HIDDEN, 2 * HIDDEN), 0.02, passes=((0, 0, HIDDEN, 1.0),)), **LAYER},
+    {"fc.weight": Draw((HIDDEN, 2 * HIDDEN), 0.02, passes=WHOLE), **LAYER},
 )

@@ -8,6 +8,7 @@ from g4debug.cpu.toy import (
     HIDDEN,
     KV_HEADS,
     VOCAB,
+    WHOLE,
     Draw,
     drawn_draft,
     matrix,
@@ -22,7 +23,7 @@ HALF, GAIN = HIDDEN // 2, 2.0
 # its Q and K attends to its own token, whose V is that half again, and so the layer passes it on.
 HEAD = 2 * DIM  # where the first head of the second KV head begins
 Q = ((0, 0, HALF, GAIN), (HEAD, HALF, HALF, GAIN))
-K, V = ((0, 0, HIDDEN, GAIN),), ((0, 0, HIDDEN, 1.0),)
+K = ((0, 0, HIDDEN, GAIN),)
 OUT = ((0, 0, HALF, 1.0), (HALF, HEAD, HALF, 1.0))
 SMALL = 0.02
 
@@ -51,7 +52,7 @@ DRAFT = drawn_draft(
         "lm_head.weight": matrix(VOCAB, HIDDEN),
         f"{LAYER}.self_attn.q_proj.weight": Draw((HEADS * DIM, 2 * HIDDEN), SMALL, passes=Q),
         f"{LAYER}.self_attn.k_proj.weight": Draw((KV_HEADS * DIM, 2 * HIDDEN), SMALL, passes=K),
-        f"{LAYER}.self_attn.v_proj.weight": Draw((KV_HEADS * DIM, 2 * HIDDEN), SMALL, passes=V),
+        f"{LAYER}.self_attn.v_proj.weight": Draw((KV_HEADS * DIM, 2 * HIDDEN), SMALL, passes=WHOLE),
         f"{LAYER}.self_attn.o_proj.weight": Draw((HIDDEN, HEADS * DIM), SMALL, passes=OUT),
         **{
             name.replace(LIKE, LAYER): like(name, draw) for name, draw in mlp(f"{LIKE}.mlp").items()

@@ -6,7 +6,7 @@ runs it as EAGLE, if the target is of a class whose checkpoints have such layers
 
 from dataclasses import replace
 
-from g4debug.cpu.toy import CHAIN, HIDDEN, Draw, drawn_draft, norm
+from g4debug.cpu.toy import CHAIN, HIDDEN, WHOLE, Draw, drawn_draft, norm
 from g4debug.cpu.toys import mimo_v2
 
 STEPS: int = CHAIN["speculative_num_steps"]
@@ -22,7 +22,7 @@ def layer(step: int) -> dict[str, Draw]:
     }
     return {
         # The token's embedding goes on as it is, and a little of the hidden state is added.
-        f"{prefix}.eh_proj.weight": Draw((HIDDEN, 2 * HIDDEN), 0.02, passes=((0, 0, HIDDEN, 1.0),)),
+        f"{prefix}.eh_proj.weight": Draw((HIDDEN, 2 * HIDDEN), 0.02, passes=WHOLE),
         f"{prefix}.enorm.weight": norm(),
         f"{prefix}.hnorm.weight": norm(),
         f"{prefix}.final_layernorm.weight": replace(norm(), like="model.norm.weight"),
