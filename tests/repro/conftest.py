@@ -6,6 +6,7 @@ own, so a script starts when its test asks for it, and never twice.
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -28,6 +29,14 @@ def _run(command: tuple[str, ...]) -> Done:
 
 
 Start = Callable[[tuple[str, ...]], Future[Done]]
+
+
+@pytest.fixture
+def suite(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+    """``suite("matrix.drill")``: a module of ``repro/suites``."""
+    pytest.importorskip("rich")
+    monkeypatch.syspath_prepend(str(REPRO))
+    return lambda name: importlib.import_module(f"suites.{name}")
 
 
 @pytest.fixture(scope="session", autouse=True)

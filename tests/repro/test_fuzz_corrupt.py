@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from array import array
 from pathlib import Path
@@ -13,18 +12,15 @@ import torch
 
 from g4debug.hooking import targets
 
-REPRO = Path(__file__).parents[2] / "repro"
 pytestmark = pytest.mark.skipif(
     targets.sglang_version() is None, reason="needs sglang: what is struck is its own"
 )
 
 
 @pytest.fixture
-def suite(monkeypatch):
-    pytest.importorskip("rich")
-    monkeypatch.syspath_prepend(str(REPRO))
+def suite(suite):
     names = ("corruption", "strike", "grade", "forks", "corrupt", "page")
-    return SimpleNamespace(**{n: importlib.import_module(f"suites.fuzz.{n}") for n in names})
+    return SimpleNamespace(**{n: suite(f"fuzz.{n}") for n in names})
 
 
 def test_a_seed_is_a_corruption(suite):

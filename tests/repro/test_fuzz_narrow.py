@@ -7,14 +7,12 @@ import dataclasses
 import importlib
 import io
 import time
-from pathlib import Path
 
 import pytest
 from sample_trap import sample_record
 
 from g4debug.dumps import writing
 
-REPRO = Path(__file__).parents[2] / "repro"
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("sglang") is None,
     reason="needs sglang: a server's kind depends on its release",
@@ -24,11 +22,9 @@ BARE, MENDED = 1001, 1002  # the seeds of a server without the fixes, and with t
 
 
 @pytest.fixture
-def suite(monkeypatch):
+def suite(suite):
     """``suite(name)``: a module of the suite."""
-    pytest.importorskip("rich")
-    monkeypatch.syspath_prepend(str(REPRO))
-    return lambda name: importlib.import_module(f"suites.fuzz.{name}")
+    return lambda name: suite(f"fuzz.{name}")
 
 
 @pytest.fixture

@@ -35,11 +35,9 @@ SUITE = REPRO / "suites" / "history"
 
 
 @pytest.fixture
-def suite(monkeypatch):
+def suite(suite):
     """``suite("table")``: a module of the suite's machinery."""
-    pytest.importorskip("rich")
-    monkeypatch.syspath_prepend(str(REPRO))
-    return lambda name: importlib.import_module(f"suites.history.{name}")
+    return lambda name: suite(f"history.{name}")
 
 
 @pytest.fixture

@@ -14,16 +14,7 @@ from g4debug import discovery
 from g4debug.cpu import toys
 from g4debug.cpu.server import DEFAULT
 
-REPRO = Path(__file__).parents[2] / "repro"
 OTHERS = [name for name in discovery.names("toy") if name != DEFAULT]
-
-
-@pytest.fixture
-def suite(monkeypatch):
-    """``suite("matrix.drill")``: a module of the suites."""
-    pytest.importorskip("rich")
-    monkeypatch.syspath_prepend(str(REPRO))
-    return lambda name: importlib.import_module(f"suites.{name}")
 
 
 @pytest.fixture

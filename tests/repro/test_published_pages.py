@@ -6,7 +6,7 @@ page makes other rows, and the page has to be made again. Nothing is run here bu
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import re
 from collections import Counter
 from pathlib import Path
@@ -16,22 +16,13 @@ import pytest
 from g4debug.cpu.server import DEFAULT
 from g4debug.hooking import targets
 
-ROOT = Path(__file__).parents[2]
-DOCS = ROOT / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("sglang") is None,
     reason="needs sglang: what is drawn depends on its release",
 )
 OF_RELEASE = targets.sglang_version()
 HEALTHY = f"healthy-{OF_RELEASE}"
-
-
-@pytest.fixture
-def suite(monkeypatch):
-    """``suite(name)``: a module of ``repro/suites``."""
-    pytest.importorskip("rich")
-    monkeypatch.syspath_prepend(str(ROOT / "repro"))
-    return lambda name: importlib.import_module(f"suites.{name}")
 
 
 def read(name: str) -> str:
