@@ -54,8 +54,12 @@ TAKEN_FROM = {
     "time per token": "served",
     "throughput": "served",
 }
-# Device -> requests at a time; tokens of a decode; of a prompt; blocks of prompts and served.
-LOADS = {"cuda": ((1, 8, 64), 1400, 1000, 3, 2), "cpu": ((1, 4), 160, 200, 1, 1)}
+# Device -> requests at a time: blocks of prompts, and of served; tokens of a decode; of a prompt.
+# A turn of one request is short, and says little.
+LOADS = {
+    "cuda": ({1: (10, 3), 8: (5, 2), 64: (2, 1)}, 1400, 1000),
+    "cpu": ({1: (1, 1), 4: (1, 1)}, 160, 200),
+}
 CALLED = {"off-again": "debugging off, again"}
 Rows = Sequence[Mapping[str, Any]]
 
@@ -77,15 +81,16 @@ class Measured:
         self.on = True
         self.blocks = 0
 
-    def round(self, number: int) -> None:
-        batches, tokens, prompt, of_prompts, of_served = LOADS[self.args.device]
-        for batch in batches:
+    def round(self, number: int, most: int = 1000) -> None:
+        """most: blocks of prompts, and of served."""
+        batches, tokens, prompt = LOADS[self.args.device]
+        for batch, (of_prompts, of_served) in batches.items():
             seed = 10_000 * self.args.seed + 100 * number + batch
             self.decode(batch, tokens, seed)
-            for _ in range(of_prompts):
+            for _ in range(min(most, of_prompts)):
                 question = {"serve": batch, "count": batch, "tokens": 1, "prompt": prompt}
                 self.block("prompts", question)
-            for _ in range(of_served):
+            for _ in range(min(most, of_served)):
                 self.block("served", {"serve": batch, "count": 2 * batch, "seed": seed}, flush=True)
 
     def decode(self, batch: int, tokens: int, seed: int) -> None:
@@ -143,7 +148,7 @@ def measure(args: argparse.Namespace, folder: Path) -> int:
         measured = Measured(args, server, device)
         tracers.fill(server, measured.load)
         warm = argparse.Namespace(**{**vars(args), "out": folder})
-        Measured(warm, server, device).round(0)  # it compiles kernels, and is not written down
+        Measured(warm, server, device).round(0, 1)  # it compiles kernels, and is not written down
         print(f"up, {end - time.monotonic():.0f} s left", flush=True)
         number, longest = 0, 0.0
         while time.monotonic() + 1.1 * longest < end and number < args.rounds:
