@@ -2,15 +2,18 @@
 
 In a forward outside of CUDA graphs each layer passes our hook. All but the first ones of each kind
 only find that their list was checked, and that costs a prefill of 42 layers 1 ms of the host
-(docs/costs.md). All lists that these layers can get are in the metadata of their forward. So when
-each of them was judged, the backend gets SGLang's own function as an attribute of its own, which
-hides the hooked one of its class. It is taken away when metadata are made anew, and when a step
-begins.
+(docs/costs.md). All lists that these layers can get are in the metadata of their forward. So they
+are judged when the metadata were made, and the backend gets SGLang's own function as an attribute
+of its own, which hides the hooked one of its class. It is taken away when metadata are made anew,
+and when a step begins.
 
 In the first forwards of a backend in a mode (``FIRST``), and after these in one of ``EVERY``, all
-layers keep the hook. If a layer gets a list there that was not in the metadata when the first layer
-got one, somebody changes metadata in the middle of a forward. Then the hook stays at every layer of
-this backend for good.
+layers keep the hook, and each list is judged at the first layer that gets it. If a layer gets a
+list there that was not in the metadata when the first layer got one, somebody changes metadata in
+the middle of a forward. Then the hook stays at every layer of this backend for good.
+
+A forward whose lists could not be judged ahead is judged at its layers. The hook is then hidden as
+soon as all of its lists were.
 """
 
 from __future__ import annotations
@@ -80,6 +83,28 @@ class Aside:
         state.forget()
         state.mode = mode if mode in PREFILLS and not state.stays else ""
 
+    def may(self, backend: Any) -> bool:
+        """True if the lists of the forward that begins can be judged before its first layer."""
+        state = _state(backend)
+        if state is None or not state.mode:
+            return False
+        n = state.forwards.get(state.mode, 0) + 1
+        return n > FIRST and n % EVERY != 0 and self._is_hooked(state)
+
+    def ahead(self, backend: Any, judged: Iterable[Any], lists: Iterable[Any]) -> None:
+        """These lists were judged before the first layer. Hides the hook if they are all.
+
+        lists: those of the metadata, None where none is.
+        """
+        state = _state(backend)
+        if state is None:
+            return
+        known = [*judged]
+        if all(_is_in(given, known) for given in lists if given is not None):
+            state.forwards[state.mode] += 1
+            state.mode = ""
+            self._hide(state)
+
     def judged(self, backend: Any, entries: torch.Tensor | None, lists: Iterable[Any]) -> None:
         """A list was judged, or will not be. lists: those of the metadata, None where none is."""
         state = _state(backend)
@@ -106,16 +131,22 @@ class Aside:
         if not all(_is_in(given, state.judged) for given in state.lists):
             return
         state.mode = ""  # whatever comes of it, it is not tried twice in a forward
-        mine, own = vars(backend), self._own(self._site)
-        if own is None or self._method in mine:
-            return
+        if self._is_hooked(state):
+            self._hide(state)
+
+    def _is_hooked(self, state: _State) -> bool:
+        """True if the layers of a backend call our hook, and nobody else's."""
+        own = self._own(self._site)
+        if own is None or self._method in vars(state.backend):
+            return False
         # A class that inherits from the hooked one may have a method of its own in front of it.
-        hooked = getattr(type(backend), self._method, None)
-        is_hooked = getattr(hooked, "__wrapped__", None) is own
-        if is_hooked:
-            mine[self._method] = MethodType(own, backend)
-            state.aside = True
-            _hidden.append(state)
+        hooked = getattr(type(state.backend), self._method, None)
+        return getattr(hooked, "__wrapped__", None) is own
+
+    def _hide(self, state: _State) -> None:
+        vars(state.backend)[self._method] = MethodType(self._own(self._site), state.backend)
+        state.aside = True
+        _hidden.append(state)
 
 
 def step() -> None:

@@ -78,6 +78,13 @@ class Guarding(Protocol):
         """A layer's lists go to its kernel. Entries that the kernel must not read are replaced."""
         ...
 
+    def layers_of(self, backend: Any) -> Iterable[Any]:
+        """A layer for each list of this backend, if they may be checked before a forward's layers.
+
+        Then what is changed in them between their making and a layer is not seen.
+        """
+        ...
+
     def judged_in_part(self, backends: Iterable[Any], phases: Iterable[str] = PHASES) -> None:
         """Some forwards of these backends in these phases are not judged.
 
@@ -353,6 +360,22 @@ class ListAdapter(Adapter):
         if lists is not None:
             guard.token_lists(self, lists, backend, layer, batch)
         return False
+
+    def hand_over_ahead(
+        self, backend: Any, layers: Iterable[Any], batch: Any, guard: Guarding
+    ) -> list[torch.Tensor]:
+        """Have the lists of a forward judged before its first layer.
+
+        layers: one for each list, which has got it in an earlier forward. Returns the entries of
+        those that were judged.
+        """
+        found = []
+        for layer in layers:
+            lists = self.lists(backend, layer, guard)
+            if lists is not None:
+                guard.token_lists(self, lists, backend, layer, batch)
+                found.append(lists.indices)
+        return found
 
     @abstractmethod
     def all_lists(self, backend: Any, static: int | None) -> dict[str, tuple[Any, Any]]:

@@ -25,7 +25,7 @@ class PageTable:
     window: int
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class TokenLists:
     """The lists of one forward, for the layers of one kind. All tensors are on one device.
 

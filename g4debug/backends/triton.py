@@ -88,6 +88,11 @@ class Triton(ListAdapter):
         def after_metadata(result: Any, backend: Any, forward_batch: Any) -> Any:
             aside.begin(backend, forward_batch.forward_mode.name)
             self.note(backend, forward_batch, captured=False)
+            layers = guard.layers_of(backend)
+            if layers and aside.may(backend):
+                judged = self.hand_over_ahead(backend, layers, forward_batch, guard)
+                lists = self.all_lists(backend, None).values()
+                aside.ahead(backend, judged, (of[0] for of in lists))
             return result
 
         def after_capture(

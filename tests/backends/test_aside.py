@@ -11,7 +11,9 @@ from real_backend import PAGE
 from real_triton import WIDE, TritonRig
 from triton_forward import TOKENS, batch_of, prepared
 
-from g4debug.backends import adapter, aside
+from g4debug.backends import adapter, aside, triton
+from g4debug.dumps import reading
+from g4debug.tracers.page_table import token_check
 from g4debug.trapping.trap import TrapError
 
 DEBUG = {"G4DEBUG_TRACE": "page-table"}
@@ -103,6 +105,57 @@ def test_each_prefill_s_lists_are_judged(arm, hooked):
     with pytest.raises(TrapError) as error:
         run(rig, backend, batch)
     assert error.value.finding.kind == "out-of-range"
+
+
+def watched(arm, hooked):
+    """The same with ``watch``, and the folder of its dumps."""
+    dumps = arm(SGLANG_TRTLLM_MHA_DEBUG="watch")
+    rig = TritonRig()
+    backend = rig.backend()
+    rig.requests = [rig.admit(f"r{n}", n) for n in TOKENS]
+    batch = batch_of(rig, "extend", rig.requests, backend)
+    prefills(rig, backend, batch, aside.FIRST)
+    assert hooked == layers(rig) * aside.FIRST
+    hooked.clear()
+    return rig, backend, batch, dumps
+
+
+def test_watch_judges_all_lists_of_a_prefill_before_its_first_layer(arm, hooked):
+    rig, backend, batch, dumps = watched(arm, hooked)
+    with mock.patch.object(token_check, "reference", wraps=token_check.reference) as judged:
+        prefills(rig, backend, batch, 2 * aside.EVERY)
+    assert hooked == layers(rig) * 2  # of those that are numbered so
+    assert judged.call_count == 2 * 2 * aside.EVERY  # the list of each kind, once in each prefill
+    assert not list(dumps.glob("*.pt"))
+
+
+@pytest.mark.parametrize("kind", ["kv_indices", "window_kv_indices"])
+def test_watch_tells_a_bad_list_of_a_prefill_that_no_layer_asks_about(arm, hooked, kind):
+    rig, backend, batch, dumps = watched(arm, hooked)
+    note = triton.Triton.note
+
+    def spoilt(self, backend, *args, **kwargs):
+        note(self, backend, *args, **kwargs)
+        getattr(backend.forward_metadata, kind)[3] = FAR
+
+    with mock.patch.object(triton.Triton, "note", spoilt):
+        prefills(rig, backend, batch, 1)
+    assert not hooked
+    (path,) = dumps.glob("*.pt")
+    assert reading.read(path).finding.kind == "out-of-range"
+    assert int(getattr(backend.forward_metadata, kind)[3]) == 0  # what the kernel got
+
+
+def test_watch_tells_within_some_prefills_of_a_list_that_is_changed_before_a_layer(arm, hooked):
+    rig, backend, batch, dumps = watched(arm, hooked)
+    for n in range(aside.FIRST + 1, aside.EVERY + 1):
+        assert not list(dumps.glob("*.pt"))
+        backend.init_forward_metadata(batch)
+        if n == aside.EVERY:
+            backend.forward_metadata.kv_indices[3] = FAR
+        run(rig, backend, batch)
+    assert hooked == layers(rig)
+    assert len(list(dumps.glob("*.pt"))) == 1
 
 
 @pytest.mark.parametrize("mode", ["decode", "target_verify"])

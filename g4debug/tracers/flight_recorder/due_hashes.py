@@ -1,8 +1,9 @@
 """The hashes of pages on the tape, made when the host has nothing better to do.
 
 A prompt of 8,000 tokens takes some 0.3 ms to hash. So when it comes, its event on the tape gets
-room for its hashes, whose length is known. They are put there behind the launch of the next step,
-while the GPU computes. Whoever reads the tape before that has them made at once.
+room for its hashes, whose length is known. They are put there while the GPU computes: behind the
+launch of the next step, or with overlap scheduling when a result was processed behind that launch.
+Whoever reads the tape before that has them made at once.
 
 Another thread may read, and so may a signal handler in the middle of anything here. So a hash that
 is made twice is the same one at the same place, and what is not complete is not read.

@@ -1,7 +1,7 @@
 """Records the tape (:mod:`g4debug.findings.tape`) while the scheduler works.
 
 Each hook takes a few microseconds and reads only what SGLang has in host memory. A request's
-tokens are hashed behind the launch of a step, once after it has arrived and once after it has ended
+tokens are hashed while the device works, once after it has arrived and once after it has ended
 (:mod:`g4debug.tracers.flight_recorder.due_hashes`).
 """
 
@@ -140,7 +140,7 @@ class Taping:
         self._looked = -1  # the round of that look
         self._many = MANY  # so many live requests are a reason to look
         self._room = 0  # bytes of the last chunk that are a reason to trim
-        self.on = self.speculates = self.flushed = False
+        self.on = self.speculates = self.flushed = self.overlaps = False
         self.steps = self.requests = self.checksum = 0
         self._before = 0  # of a replay: the steps of the server before its tape
         self._asked = 0  # the requests before this round
@@ -238,6 +238,7 @@ class Taping:
         self.scheduler = scheduler
         self.facts, self.variables = facts(scheduler), decisive.variables(os.environ)
         self.speculates = self.facts["speculative_algorithm"] is not None
+        self.overlaps = bool(self.facts["enable_overlap"])
         self.hashes.page, self.hashes.firsts = int(scheduler.page_size), self.speculates
         for why in unsupported(scheduler, self.facts):
             self.limit(why, lasts=True)
@@ -329,8 +330,13 @@ class Taping:
             self._every()
 
     def launched(self, result: Any, *args: Any, **kwargs: Any) -> Any:
-        """A step was launched, and the device works."""
-        self.hashes.make()
+        """A step was launched, and the device works.
+
+        A scheduler that overlaps processes the result of the step before next, and sends its tokens
+        out. So there the hashes wait until that was done. The device still works then.
+        """
+        if not self.overlaps:
+            self.hashes.make()
         return result
 
     def _mode(self, mode: Any) -> tuple[int, bool]:
@@ -390,6 +396,8 @@ class Taping:
                     self._row_ids(reqs)
                 now = self.ring.now
                 now += b"\x07" + tape.number(len(counts)) + bytes(counts)
+        if self.overlaps:
+            self.hashes.make()
         return returned
 
     def _row_ids(self, reqs: Iterable[Any]) -> None:

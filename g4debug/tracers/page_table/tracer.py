@@ -22,7 +22,7 @@ the class of the allocator is not SGLang's own, it is not known which pages are 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -250,9 +250,14 @@ class PageTableTracer(DeviceCheck[CheckedTable, Cell]):
             return
         if self._is_without_window(key, lists.window):
             return
-        latest = self._new(key, adapter, indices, lists.rows, backend, layer, batch)
+        if latest is None or not self._renewed(latest, indices, layer, batch):
+            latest = self._new(key, adapter, indices, lists.rows, backend, layer, batch)
         latest.lists, latest.window = lists, lists.window
         self._check(key, latest)
+
+    def layers_of(self, backend: Any) -> Sequence[Any]:
+        """None: a list is checked where a layer gets it, whatever was done to it until then."""
+        return ()
 
     def _key(self, backend: Any, layer: Any, batch: Any, which: str = "") -> Key:
         of = id(backend), layer.layer_id
@@ -279,27 +284,41 @@ class PageTableTracer(DeviceCheck[CheckedTable, Cell]):
     def _renewed(self, checked: CheckedTable, table: torch.Tensor, layer: Any, batch: Any) -> bool:
         """True if the last check of this key could be reused for a new forward.
 
-        That saves a decode step outside of CUDA graphs most of the host's work, because only the
-        table, the lengths and the rows differ from the step before. A check that is in a graph, or
+        That saves a forward outside of CUDA graphs most of the host's work, because only the table
+        or list, the lengths and the rows differ from the one before. A check that is in a graph, or
         that may be asked for later because its forward is still in flight, stays as it is.
         """
-        truth, ledger = checked.truth, self.context.ledger
-        if checked.captured or truth is None or self.snapshots.copy is not None:
-            return False
-        if not self.has_truth(checked.backend, False):
-            return False
-        if ledger is None or truth.shadow is None or truth.shadow is not ledger.shadow:
-            return False
-        if checked.table.shape != table.shape:
+        if checked.captured or self.snapshots.copy is not None:
             return False
         if table.is_cuda and torch.cuda.is_current_stream_capturing():
             return False
-        indices = checked.adapter.indices(checked.backend, batch)
-        if indices is None or indices.shape[0] < table.shape[0]:
-            return False
-        truth.req_pool_indices = indices
+        if checked.truth is not None:
+            indices = self._rows_of_truth(checked, table, batch)
+            if indices is None:
+                return False
+            checked.truth.req_pool_indices = indices
+        else:
+            other_shape = checked.lists is None and checked.table.shape != table.shape
+            if other_shape or self.has_truth(checked.backend, False):
+                return False
         checked.table, checked.layer, checked.batch = table, layer, batch
         return True
+
+    def _rows_of_truth(
+        self, checked: CheckedTable, table: torch.Tensor, batch: Any
+    ) -> torch.Tensor | None:
+        """The rows of ``req_to_token`` of a new forward, whose truth is else that of the last one.
+        None if it is another one, or if it is not known whether it is.
+        """
+        truth, ledger = checked.truth, self.context.ledger
+        if not self.has_truth(checked.backend, False) or checked.lists is not None:
+            return None
+        if ledger is None or truth is None or truth.shadow is None:
+            return None
+        if truth.shadow is not ledger.shadow or checked.table.shape != table.shape:
+            return None
+        indices = checked.adapter.indices(checked.backend, batch)
+        return indices if indices is not None and indices.shape[0] >= table.shape[0] else None
 
     def _new(
         self,

@@ -13,12 +13,19 @@ word beside a list is only told, unless a kernel would leave its memory by it
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from g4debug.sanitizer.backend_state import BackendState
 from g4debug.tracers.base import Context, Tracer
 from g4debug.tracers.page_table.token_check import Repair
 from g4debug.tracers.page_table.tracer import PageTableTracer
+
+if TYPE_CHECKING:
+    import torch
+
+    from g4debug.backends.base import Adapter
+    from g4debug.backends.handed_over import TokenLists
 
 WHY = (
     "SGLANG_TRTLLM_MHA_DEBUG=watch keeps no books of the pages, so a page that is another's, free "
@@ -42,10 +49,33 @@ class RangeGuard(PageTableTracer):
         # Nothing is replaced but what would be read outside of the pool, and no word that would not
         # lead there: the lengths that it is compared with may be ours alone.
         self.repair, self.least = False, Repair.RANGES
+        # By id() of a backend: a layer for its list with a window, and one for the other.
+        self._layers: dict[int, dict[bool, Any]] = {}
 
     def install(self) -> None:
         super().install()
         self.context.status.limit("ranges only", WHY, quiet=True)  # the start-up line says watch
+
+    def token_lists(
+        self, adapter: Adapter, lists: TokenLists, backend: Any, layer: Any, batch: Any
+    ) -> None:
+        super().token_lists(adapter, lists, backend, layer, batch)
+        layers = self._layers.setdefault(id(backend), {})
+        if (lists.window >= 0) not in layers and self._checked(lists.indices, backend, layer):
+            layers[lists.window >= 0] = layer
+
+    def _checked(self, indices: torch.Tensor, backend: Any, layer: Any) -> bool:
+        key = self._keys.get((id(backend), layer.layer_id))
+        latest = None if key is None else self.latest.get(key)
+        return latest is not None and latest.table is indices
+
+    def layers_of(self, backend: Any) -> Sequence[Any]:
+        """A layer for each list of this backend that was checked: one of each kind, and no books.
+
+        So a list that is changed between its making and a layer is told in one prefill of some, in
+        which each layer keeps its hook (:mod:`g4debug.backends.aside`).
+        """
+        return tuple(self._layers.get(id(backend), {}).values())
 
     def follow(self) -> None:
         """Only the sites at which what the kernel left is read: there is no copy to be made."""

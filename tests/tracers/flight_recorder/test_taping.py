@@ -113,6 +113,26 @@ def asked(rid: str, tokens: list[int], longest: int = 9, **more: Any) -> Any:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_hashes_are_made_while_the_device_works(overlaps: bool) -> None:
+    """Behind a launch; but a scheduler that overlaps sends the tokens of a result out first."""
+    server = Server()
+    server.taping.overlaps = overlaps
+    made = []
+    make = server.taping.hashes.make
+    server.taping.hashes.make = lambda: (made.append(at), make())  # type: ignore[method-assign]
+    batch = SimpleNamespace(reqs=[], forward_mode=EXTEND, extend_num_tokens=9)
+    result = SimpleNamespace(accept_lens=None)
+    for at in ("launch", "result"):
+        server.round(asked(at, [1, 2, 3]))
+        if at == "launch":
+            server.taping.step(server.scheduler, batch)
+            server.taping.launched(batch, server.scheduler)
+        else:
+            server.taping.result(None, server.scheduler, batch, result)
+    assert made == ["result" if overlaps else "launch"]
+
+
 def ended(rid: str, output: list[int]) -> Any:
     return SimpleNamespace(
         rid=rid, output_ids=output, finished_reason=FINISH_LENGTH(), finished=lambda: True
