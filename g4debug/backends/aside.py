@@ -19,7 +19,8 @@ soon as all of its lists were.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MethodType
 from typing import TYPE_CHECKING, Any
@@ -40,7 +41,7 @@ class _State:
 
     forwards: mode -> how many began. mode: of the one that runs, '' if each of its layers keeps the
     hook. lists: those of its metadata when the first of them was judged. judged: those that were.
-    aside: the hook is hidden. stays: it is never hidden again.
+    aside: the hook is hidden. stays: it is never hidden again. whole: nor in this forward.
     """
 
     backend: Any
@@ -51,6 +52,7 @@ class _State:
     judged: list[torch.Tensor] = field(default_factory=list)
     aside: bool = False
     stays: bool = False
+    whole: bool = False
 
     def forget(self) -> None:
         """The hook runs again, and no list was judged."""
@@ -81,7 +83,7 @@ class Aside:
             state = _State(backend, self._method)
             setattr(backend, _STATE, state)
         state.forget()
-        state.mode = mode if mode in PREFILLS and not state.stays else ""
+        state.mode = mode if mode in PREFILLS and not (state.stays or state.whole) else ""
 
     def may(self, backend: Any) -> bool:
         """True if the lists of the forward that begins can be judged before its first layer."""
@@ -154,6 +156,23 @@ def step() -> None:
     for state in _hidden:
         state.forget()
     _hidden.clear()
+
+
+@contextmanager
+def every_layer(backend: Any) -> Iterator[None]:
+    """While this lasts, metadata that are made are not those of a whole forward.
+
+    The hook is at all layers of the forward that runs from here on. For who cuts a forward.
+    """
+    state = _state(backend)
+    if state is None:
+        yield
+        return
+    state.whole = True
+    try:
+        yield
+    finally:
+        state.whole = False
 
 
 def come_back(backend: Any) -> None:

@@ -2,9 +2,14 @@
 
 For an attention backend the rows that are kept are a prefill of their own. A request that keeps its
 last k rows has k new tokens, and all others are its prefix: the layers before have written their
-KV. So the backend's own ``init_forward_metadata`` can make the metadata. This is done once, before
-the first layer, so that the waits of the host do not leave the GPU idle between the layers. A
-request that keeps no row is not in the cut batch.
+KV. So the backend's own ``init_forward_metadata`` can make the metadata. A request that keeps no
+row is not in the cut batch.
+
+SGLang's metadata make the host wait for the GPU: the length of a sliding layer's list is read from
+it. Before the first layer the GPU would idle while the host makes them, and behind some layers the
+host would wait until they are computed, and then the GPU for the host. So they are made once, on a
+stream of their own, when some layers have been launched (``AT``). That stream waits only for what
+was launched before the first layer, and the first cut layer for that stream.
 
 If every request keeps one row, a decode batch is made instead on some backends
 (``Adapter.decode_is_spread``: triton), because a decode step is just that: one new token behind all
@@ -24,17 +29,21 @@ from typing import Any
 import torch
 
 from g4debug.backends import adapter_of, adapters, names, phases
-from g4debug.backends.aside import come_back
+from g4debug.backends.aside import come_back, every_layer
 from g4debug.fixes.paths.yoco_fast_prefill import forwards
 from g4debug.fixes.triton_decode_window import whole_window
+
+AT = 2  # the layer before which the metadata are made; two keep a GPU busy for some milliseconds
+_streams: dict[torch.device, Any] = {}
 
 
 class Cut:
     """The cut of one forward. rows: int64 [kept], the rows of the batch that go on.
 
-    batch is None if no row goes on. ``enter`` is called at the first KV-shared layer, and ``leave``
-    at the end of the forward, also after an exception. given_up: why all rows go on after all, ''
-    if the cut is made.
+    kept: how many rows of each request go on. first: the first KV-shared layer. rows and batch are
+    there after ``prepare``, which is called before layer ``at``; batch is None if no row goes on.
+    ``enter`` is called at the first KV-shared layer, and ``leave`` at the end of the forward, also
+    after an exception. given_up: why all rows go on after all, '' if the cut is made.
     """
 
     def __init__(self, forward_batch: Any, kept: list[int], first: int) -> None:
@@ -46,18 +55,46 @@ class Cut:
         self.given_up = ""
         self.positions: torch.Tensor | None = None
         self._put_back = ExitStack()
-        if not any(kept):
-            return
-        self.rows, self.batch = cut_batch(forward_batch, kept)
+        self._kept = kept
+        self.prepared = not any(kept)
+        self.at = min(AT, first)
+        self._made: Any = None  # the event that the first cut layer waits for
+        self._begun: Any = None
+        if forward_batch.positions.is_cuda:
+            self._begun = torch.cuda.Event()
+            self._begun.record()
+
+    def prepare(self) -> None:
+        """Make the batch and the metadata of the rows that go on. Some layers were launched."""
+        if self._begun is None:
+            self._prepare()
+        else:
+            device = self.full.positions.device
+            stream = _streams.get(device)
+            if stream is None:  # its small kernels go before the blocks of large ones that wait
+                stream = _streams[device] = torch.cuda.Stream(device, priority=-1)
+            # What is allocated on this stream is freed when the forward has been launched, and
+            # given out again behind the begin of a later one: by then nobody reads it.
+            stream.wait_event(self._begun)
+            with torch.cuda.stream(stream):
+                self._prepare()
+                self._made = torch.cuda.Event()
+                self._made.record()
+        self.prepared = True
+
+    def _prepare(self) -> None:
+        kept = self._kept
+        self.rows, self.batch = cut_batch(self.full, kept)
         adapter = adapter_of(self.backend)
         if max(kept) == 1 and adapter is not None and adapter.decode_is_spread:
             as_decode(self.batch)
         forwards.plan_slots(self.backend, self.batch)
-        self.metadata = cut_metadata(self.backend, self.batch)
+        with every_layer(self.backend):
+            self.metadata = cut_metadata(self.backend, self.batch)
         mask = getattr(self.backend.forward_metadata, "custom_mask", None)
         # A single row attends to itself and to all before it, so it needs no mask.
         if mask is not None and max(kept) > 1:
-            cut_mask(self.backend.forward_metadata, self.metadata, forward_batch, kept)
+            cut_mask(self.backend.forward_metadata, self.metadata, self.full, kept)
 
     def enter(self, positions: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:
         """Let the layers use the cut metadata. Returns the rows [kept, hidden] that go on.
@@ -68,6 +105,8 @@ class Cut:
             self.given_up = "a layer leaves a sum to the next one, and rows of it cannot be taken"
             return hidden_states
         self.entered = True
+        if self._made is not None:
+            torch.cuda.current_stream().wait_event(self._made)
         if self.batch is None:
             # Keep one row, so that the kernel of the final norm does not get an empty tensor.
             kept = hidden_states[:1]

@@ -91,6 +91,11 @@ def around_layer(
     from g4debug.fixes.paths.yoco_fast_prefill import forwards
 
     cut = None if torch.compiler.is_compiling() else getattr(forward_batch, CUT, None)
+    if cut is not None and not cut.prepared and not cut.given_up and layer.layer_id >= cut.at:
+        with giving_up.handled():
+            cut.prepare()
+        if not cut.prepared:
+            cut.given_up = "its metadata could not be made"  # the log says why
     if cut is None or layer.layer_id < cut.first or cut.given_up:
         return call_next(layer, positions, hidden_states, per_layer_input, forward_batch, **kwargs)
     if not cut.entered:
