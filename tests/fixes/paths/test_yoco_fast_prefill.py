@@ -442,6 +442,24 @@ def test_a_cut_that_cannot_be_made_falls_back_and_says_so_once(model, rows, monk
     assert "made up" in said[0].exc_text
 
 
+def test_the_metadata_of_the_cut_are_made_while_the_first_layers_run(model, rows, monkeypatch):
+    """SGLang waits for the GPU there. Nothing is made of a prefill of which no row goes on."""
+    ran, real = [], yoco_cut.cut_metadata
+
+    def spy(backend, batch):
+        ran.append(sorted(rows[-1]))
+        return real(backend, batch)
+
+    monkeypatch.setattr(yoco_cut, "cut_metadata", spy)
+    model.forward(model.forward_batch(model.batch([model.request(tokens(100))])))
+    assert ran == [list(range(yoco_cut.AT))]
+    assert cut_rows(rows) == 1
+    chunked = model.request(tokens(200))
+    model.forward(model.forward_batch(model.batch([model.take(chunked, 64)])))
+    assert len(ran) == 1
+    assert cut_rows(rows) is None
+
+
 def test_with_other_ranks_an_error_of_the_cut_is_raised(model, rows, monkeypatch):
     """The others have cut their rows; test_yoco_ranks.py has two real ranks."""
     batch = model.batch([model.request(tokens(n)) for n in (100, 30)])
