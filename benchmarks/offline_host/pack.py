@@ -1,6 +1,7 @@
 """Packs SGLang 0.5.23 for a GPU host that has no network, in parts of a size that it takes.
 
     python benchmarks/offline_host/pack.py FOLDER [--part-bytes 46000000] [--jobs 2]
+    python benchmarks/offline_host/pack.py FOLDER --only sglang-kernel==0.4.4
 
 The host needs Python 3.12, NVIDIA's libraries of CUDA 13 as pip installs them, gcc, and numpy,
 pytest and their like. Copy the parts to one folder there, then ``begin.sh`` runs a list of jobs, or
@@ -15,6 +16,9 @@ kernels of other chips go. FlashAttention 3 is in it. Two stand-ins make it star
 ``sitecustomize.py`` answers ``import cutlass``: kernels for later chips, which sm90 never calls.
 ``stub.so`` has the functions of newer NVIDIA libraries that torch links and this server does not
 call; calling one aborts the process with its name. Seen on four H100: see benchmarks/README.md.
+
+``--only`` packs some wheels for a host that has the rest of another release: unpacked by ``cat
+FOLDER/part* | xz -dc | tar -C TARGET -x``, TARGET comes first in PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -109,8 +114,11 @@ def _thin_one(data: mmap.mmap, entry: int, end: int, keep: int, found: Counter[i
         entry = code + size
 
 
-def download(folder: Path) -> None:
-    """The pinned wheels for Python 3.12 on x86-64. Raises SystemExit if one is not there."""
+def download(folder: Path, wanted: Sequence[str]) -> None:
+    """These wheels for Python 3.12 on x86-64. Raises SystemExit if one is not there.
+
+    wanted: as pip takes them, ``torch==2.14.1``.
+    """
     platforms = [f"manylinux_2_{n}_x86_64" for n in GLIBC]
     platforms += ["manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64", "any"]
     command = [
@@ -118,7 +126,7 @@ def download(folder: Path) -> None:
         *("--python-version", "3.12", "--implementation", "cp"),
         *(part for abi in ("cp312", "abi3", "none") for part in ("--abi", abi)),
         *(part for name in platforms for part in ("--platform", name)),
-        *("-d", str(folder), *PINNED, *BESIDE),
+        *("-d", str(folder), *wanted),
     ]
     if subprocess.run(command, check=False).returncode:
         raise SystemExit("pip could not get all wheels; its last line says which one")
@@ -151,16 +159,19 @@ def main() -> int:
     )
     parser.add_argument("folder", type=Path, help="where the parts go; it must not exist")
     parser.add_argument("--part-bytes", type=int, default=46_000_000, metavar="N")
+    parser.add_argument(
+        "--only", nargs="+", metavar="NAME==VERSION", help="these wheels, and no others"
+    )
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="threads of xz")
     args = parser.parse_args()
     args.folder.mkdir(parents=True)
     with tempfile.TemporaryDirectory() as work:
         site = Path(work) / "site"
         site.mkdir()
-        download(Path(work) / "wheels")
+        download(Path(work) / "wheels", args.only or (*PINNED, *BESIDE))
         unpack(Path(work) / "wheels", site)
         shrink(site)
-        for name in ("sitecustomize.py", "stub_symbols.py"):
+        for name in () if args.only else ("sitecustomize.py", "stub_symbols.py"):
             shutil.copy(HERE / name, site / name)
         with (
             subprocess.Popen(

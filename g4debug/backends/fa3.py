@@ -47,7 +47,7 @@ class Fa3(TableAdapter):
     tables: ClassVar = {"full": "page_table", "swa": "swa_page_table"}
     lengths = "cache_seqlens_int32"
     unknown_modes = ("MIXED", "SPLIT_PREFILL", "DLLM_EXTEND")
-    run: ClassVar = {"0.5.23": (CPU, H100)}
+    run: ClassVar = {"0.5.15.post1": (CPU,), "0.5.23": (CPU, H100)}
 
     def __init__(self) -> None:
         self._now: tuple[Any, Any, Any] | None = None  # backend, layer and batch that run

@@ -64,7 +64,7 @@ class FlashInfer(ListAdapter):
     replay = "attn.flashinfer.metadata_replay"
     phases = ("prefill", "decode")
     unknown_modes = ("SPLIT_PREFILL", "DLLM_EXTEND")
-    run: ClassVar = {"0.5.23": (CPU, H100)}
+    run: ClassVar = {"0.5.15.post1": (CPU,), "0.5.23": (CPU, H100)}
 
     def __init__(self) -> None:
         self._windows: dict[int, int | None] = {}  # by id() of a backend: SGLang's window

@@ -36,7 +36,7 @@ class TorchNative(TableAdapter):
     phases = ("prefill", "decode")
     tables: ClassVar = {}
     lengths = ""
-    run: ClassVar = {"0.5.23": (CPU,)}
+    run: ClassVar = {"0.5.15.post1": (CPU,), "0.5.23": (CPU,)}
 
     def __init__(self) -> None:
         # The batch that runs, its first layer, and the table that was made of it.

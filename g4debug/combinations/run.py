@@ -104,6 +104,8 @@ def _soak(*arguments: str) -> tuple[str, ...]:
 
 _SUITE = dict.fromkeys(("0.5.12.post1", "0.5.15.post1", "0.5.23"), (CPU,))  # on it tests pass
 _OLD, _NEW = {"0.5.12.post1": (CPU,)}, {"0.5.23": (CPU,)}
+_BEFORE = {"0.5.15.post1": (CPU,)}
+_NEWER = {**_BEFORE, **_NEW}
 _ON_H100, _ON_H200, _ON_BOTH = ({"0.5.23": on} for on in ((H100,), (H200,), (H100, H200)))
 _SPLIT_AT = dict.fromkeys(("0.5.12.post1", "0.5.15.post1"), (CPU, H200))
 _HEALTHY = ("make healthy",)
@@ -135,8 +137,12 @@ RUNS: tuple[Run, ...] = (
     Run("Gemma-3", MHA, ONE_POOL, _MHA, (*_BOTH, "flashinfer"), _PLAIN, _NEW, _TOYS),
     Run("Llama, Qwen3", MHA, NO_WINDOW, _MHA, (*_BOTH, "fa3", "flashinfer", "torch_native"),
         _PLAIN, _NEW, _TOYS),
+    Run("Llama", MHA, NO_WINDOW, _MHA, (*_BOTH, "fa3", "flashinfer", "torch_native"), _PLAIN,
+        _BEFORE, _TOYS),
+    Run("Qwen3", MHA, NO_WINDOW, _MHA, ("fa3", "flashinfer"), _PLAIN, _BEFORE, _TOYS),
     Run("Llama", MHA, NO_WINDOW, _MHA, _BOTH, _OTHER_DRAFTS, _NEW, _DRAFTS),
-    Run("Llama", MHA, NO_WINDOW, _MHA, ("fa3",), ("EAGLE",), _NEW, _DRAFTS),
+    Run("Llama", MHA, NO_WINDOW, _MHA, _BOTH, ("EAGLE", "EAGLE3", "STANDALONE"), _BEFORE, _DRAFTS),
+    Run("Llama", MHA, NO_WINDOW, _MHA, ("fa3",), ("EAGLE",), _NEWER, _DRAFTS),
     Run("Llama", MHA, NO_WINDOW, _MHA, ("triton",), (NO_DRAFT, "EAGLE"),
         {"0.5.12.post1": (H100,)}),
     Run("Llama", MHA, NO_WINDOW, _MHA, ("fa3",), _PLAIN, _ON_BOTH, _soak("--model llama")),
@@ -155,9 +161,9 @@ RUNS: tuple[Run, ...] = (
         _soak("--model llama --draft eagle --backend triton")),
     Run("Llama", MHA, NO_WINDOW, _MHA, ("flashinfer",), _PLAIN, _ON_H100,
         _soak("--model llama --backend flashinfer")),
-    Run("gpt-oss", SINKS, SWA_POOL, _SWA, (*_BOTH, "fa3"), _PLAIN, _NEW, _TOYS),
+    Run("gpt-oss", SINKS, SWA_POOL, _SWA, (*_BOTH, "fa3"), _PLAIN, _NEWER, _TOYS),
     Run("gpt-oss", SINKS, SWA_POOL, _SWA, _BOTH, ("EAGLE3", "NGRAM"), _NEW, _DRAFTS),
-    Run("gpt-oss", SINKS, SWA_POOL, _SWA, ("fa3",), ("EAGLE3",), _NEW, _DRAFTS),
+    Run("gpt-oss", SINKS, SWA_POOL, _SWA, ("fa3",), ("EAGLE3",), _NEWER, _DRAFTS),
     Run("MiMo-V2", SINKS, SWA_POOL, _SWA, ("fa3", "triton"), _PLAIN, _NEW, _TOYS),
     Run("MiMo-V2", SINKS, SWA_POOL, _SWA, ("fa3", "triton"), (LAYERED,), _NEW, _DRAFTS,
         draft_pool=_SWA),

@@ -95,6 +95,9 @@ def _in_place_of(replacement: Any) -> Callable[[object], Any]:
     return lambda own: replacement
 
 
+# Where SGLang's backends fa3 and flashinfer were run on the CPU engine.
+_SERVED: Final = ">=0.5.15,<0.5.18 or >=0.5.23"
+_NOT_YET: Final = "<0.5.15 or >=0.5.18,<0.5.23"
 _CALLED: Final = "SGLang's branch for CPUs calls it"
 _BINDS: Final = (
     "it refuses more tensor-parallel ranks than the machine has NUMA nodes, to bind threads that "
@@ -122,12 +125,12 @@ TABLE: Final[tuple[StandIn, ...]] = (
     *_at(
         flashinfer_init.init_backend,
         "it builds CUDA wrappers that trtllm_mha never uses",
-        {".layers.attention.flashinfer_backend:FlashInferAttnBackend.__init__": "<0.5.23"},
+        {".layers.attention.flashinfer_backend:FlashInferAttnBackend.__init__": _NOT_YET},
     ),
     *_at(
         flashinfer_init.of_subclasses,
         "it builds CUDA wrappers that trtllm_mha never uses",
-        {".layers.attention.flashinfer_backend:FlashInferAttnBackend.__init__": ">=0.5.23"},
+        {".layers.attention.flashinfer_backend:FlashInferAttnBackend.__init__": _SERVED},
         wraps=True,
     ),
     *(
@@ -142,27 +145,27 @@ TABLE: Final[tuple[StandIn, ...]] = (
         for stand_in in _at(
             getattr(flashinfer_wrappers, name),
             "the attention kernels are CUDA only",
-            {f".layers.attention.{wrapper}:{name}": ">=0.5.23"},
+            {f".layers.attention.{wrapper}:{name}": _SERVED},
             created=True,
         )
     ),
     *_at(
         flashinfer_wrappers.merge,
         "the kernel that merges is CUDA only",
-        {".layers.attention.flashinfer_backend:_safe_merge_state": ">=0.5.23"},
+        {".layers.attention.flashinfer_backend:_safe_merge_state": _SERVED},
         created=True,
     ),
     *_at(
         flashinfer_wrappers.no_fast_plan,
         "SGLang compares a wrapper's plan with it",
-        {".layers.attention.flashinfer_backend:fast_decode_plan": ">=0.5.23"},
+        {".layers.attention.flashinfer_backend:fast_decode_plan": _SERVED},
         created=True,
     ),
     *_at(
         flashinfer_wrappers.TORCH,
         "the backend names the device cuda, and pins memory",
         {
-            f".layers.attention.{module}:torch": ">=0.5.23"
+            f".layers.attention.{module}:torch": _SERVED
             for module in ("flashinfer_backend", "flashinfer_mla_backend")
         },
     ),
@@ -201,17 +204,17 @@ TABLE: Final[tuple[StandIn, ...]] = (
     *_at(
         flash_attention.flash_attn_with_kvcache,
         "the attention kernel is CUDA only",
-        {".layers.attention.flashattention_backend:flash_attn_with_kvcache": ">=0.5.23"},
+        {".layers.attention.flashattention_backend:flash_attn_with_kvcache": _SERVED},
     ),
     *_at(
         flash_attention.flash_attn_varlen_func,
         "the attention kernel is CUDA only",
-        {".layers.attention.flashattention_backend:flash_attn_varlen_func": ">=0.5.23"},
+        {".layers.attention.flashattention_backend:flash_attn_varlen_func": _SERVED},
     ),
     *_at(
         flash_attention.get_device_capability,
         "SGLang allows fa3 only on some GPUs",
-        {".layers.attention.attention_registry:get_device_capability": ">=0.5.23"},
+        {".layers.attention.attention_registry:get_device_capability": _SERVED},
     ),
     *(
         stand_in
@@ -404,7 +407,7 @@ TABLE: Final[tuple[StandIn, ...]] = (
     *_at(
         _in_place_of(no_device.TORCH),
         "it waits for the GPU, and torch raises where it was built without CUDA",
-        {".models.mimo_v2_nextn:torch": ">=0.5.23"},
+        {".models.mimo_v2_nextn:torch": ">=0.5.23", ".models.llama:torch": ">=0.5.15,<0.5.18"},
         wraps=True,
     ),
     *_at(

@@ -4,7 +4,7 @@
 builds CUDA wrappers and workspaces that trtllm_mha never uses. The stand-in only sets the
 attributes that the subclass (of 0.5.12 to 0.5.23) reads from its parent. It computes nothing.
 
-From 0.5.23 on the CPU engine runs SGLang's FlashInfer backend itself, too, with SGLang's own
+On 0.5.15 and 0.5.23 the CPU engine runs SGLang's FlashInfer backend itself, too, with its own
 constructor and the wrappers of `flashinfer_wrappers`.
 """
 

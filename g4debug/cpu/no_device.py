@@ -1,7 +1,8 @@
 """No device to wait for: `torch.cuda.synchronize` raises where torch was built without CUDA.
 
-SGLang calls it on every device when a draft of MiMo-V2 has got the target's embedding and head.
-There its module gets `TORCH`, whose `cuda.synchronize` returns at once.
+SGLang calls it on every device when a draft of MiMo-V2, on 0.5.15 also one of Llama, has got the
+target's embedding and head. There its module gets `TORCH`, whose `cuda.synchronize` returns at
+once.
 """
 
 from __future__ import annotations

@@ -269,9 +269,9 @@ _PLACES: dict[str, str | Places] = {
     "worker.target_extend": _until("0.5.14", f"{_WORKER}.forward_target_extend"),
     "worker.draft_extend": _since("0.5.14", f"{_DRAFT_V2}._draft_extend_for_decode"),
     # The same of EAGLE, EAGLE3 and STANDALONE, which are known since they were run.
-    "eagle.forward": _since("0.5.23", f"{_EAGLE_V2}.forward_batch_generation"),
-    "eagle.draft": _since("0.5.23", f"{_EAGLE_DRAFT}.draft"),
-    "eagle.draft_extend": _since("0.5.23", f"{_EAGLE_DRAFT}._draft_extend_for_decode"),
+    "eagle.forward": _since("0.5.15", f"{_EAGLE_V2}.forward_batch_generation"),
+    "eagle.draft": _since("0.5.15", f"{_EAGLE_DRAFT}.draft"),
+    "eagle.draft_extend": _since("0.5.15", f"{_EAGLE_DRAFT}._draft_extend_for_decode"),
     # The same of multi-layer EAGLE, whose draft only puts together what its extend has drafted.
     "layered.forward": _since("0.5.23", f"{_LAYERED}.forward_batch_generation"),
     "layered.draft": _since("0.5.23", f"{_LAYERED_DRAFT}.draft"),
@@ -634,8 +634,11 @@ def frees_in_one_place() -> bool:
 
 
 def restores_pages() -> bool:
-    """True if pages that were taken for a draft can be given back before it writes into them."""
-    return path("pool.restore_state") is not None
+    """True if pages that were taken for a draft can be given back before it writes into them.
+
+    0.5.14 and 0.5.15 have the site "pool.restore_state", too, but no worker calls it any more.
+    """
+    return matches("<0.5.14")
 
 
 def captures_apart() -> bool:
@@ -667,7 +670,7 @@ def clears_draft_places() -> bool:
 
 def lists_draft_extend() -> bool:
     """True if a draft that extends its KV was seen to hand triton's kernels lists of its prefix."""
-    return matches(">=0.5.23")
+    return matches(">=0.5.15")
 
 
 def layer_tail_is_apart() -> bool:

@@ -42,7 +42,8 @@ def replayed(release: str) -> frozenset[str]:
     return frozenset(
         adapter.name
         for adapter in found
-        if adapter.replayed and SpecifierSet(adapter.releases).contains(release)
+        if adapter.replayed is not None
+        and (SpecifierSet(adapter.releases) & SpecifierSet(adapter.replayed)).contains(release)
     )
 
 

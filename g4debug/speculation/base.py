@@ -13,6 +13,9 @@ from g4debug.settings import Settings
 
 def _primary_pool(worker: Any) -> tuple[Any, ...]:
     pool = getattr(worker, "primary_draft_kv_pool", None)
+    if pool is None:  # up to 0.5.15 a worker does not say which one that is
+        runner = getattr(getattr(worker, "draft_worker", None), "draft_runner", None)
+        pool = getattr(runner, "token_to_kv_pool", None)
     return () if pool is None else (pool,)
 
 
@@ -39,7 +42,7 @@ class Adapter:
 
     run: SGLang's release -> where spec-lifecycle was run with it, as in ``targets.RUN``. releases:
     which ones have this worker, as a version specifier; on others it is not known. replayed:
-    ``g4debug replay`` was run with it.
+    those on which ``g4debug replay`` was run with it, None if on none.
 
     hidden: its draft reads hidden states. hands_hidden: what it hands on to the next step has a row
     of them for each request. seeds: the next draft begins with the target's
@@ -63,7 +66,7 @@ class Adapter:
     hidden: bool = True
     hands_hidden: bool = True
     seeds: bool = True
-    replayed: bool = False
+    replayed: str | None = None
     fields: tuple[str, ...] = ("bonus_tokens",)
     first: tuple[str, ...] = ("topk_p", "topk_index")
     bonus: Callable[[Any], Any] = attrgetter("bonus_tokens")

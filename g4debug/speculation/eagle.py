@@ -22,8 +22,10 @@ def named(algorithm: Any, name: str) -> bool:
 def several_models() -> bool:
     """True if this server has one draft model for each step, which another worker runs."""
     context = importlib.import_module("sglang.srt.runtime_context")
+    # Up to 0.5.15 the arguments of drafts are not apart from the others.
+    published = getattr(context, "get_spec", None) or context.get_server_args
     try:
-        return bool(context.get_spec().enable_multi_layer_eagle)
+        return bool(published().enable_multi_layer_eagle)
     except ValueError:  # SGLang's way to say that nothing is published yet
         return False
 
@@ -41,8 +43,8 @@ ADAPTER = Adapter(
         "draft_extend": ("eagle.draft_extend",),
     },
     ends={"scheduler.run_batch": lambda scheduler: True},
-    run={"0.5.23": (CPU, H100, H200)},
-    releases=">=0.5.23",
+    run={"0.5.15.post1": (CPU,), "0.5.23": (CPU, H100, H200)},
+    releases=">=0.5.15",
     seeds=False,
-    replayed=True,
+    replayed=">=0.5.23",
 )

@@ -13,5 +13,5 @@ ADAPTER = replace(
     eagle.ADAPTER,
     name=NAME,
     runs=lambda algorithm: eagle.named(algorithm, NAME),
-    run={"0.5.23": (CPU, H200)},
+    run={"0.5.15.post1": (CPU,), "0.5.23": (CPU, H200)},
 )

@@ -27,6 +27,6 @@ ADAPTER = replace(
         "draft_extend": ("layered.draft_extend",),
     },
     run={"0.5.23": (CPU,)},
-    replayed=True,
+    releases=">=0.5.23",
     pools=lambda worker: tuple(r.token_to_kv_pool for r in worker.draft_worker.draft_runners),
 )

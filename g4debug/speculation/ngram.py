@@ -43,5 +43,5 @@ ADAPTER = Adapter(
     verifies=lambda spec: spec.draft_token is not None,
     depth=lambda worker: int(worker.draft_token_num),
     chains=False,
-    replayed=True,
+    replayed="",
 )

@@ -18,5 +18,5 @@ ADAPTER = replace(
     runs=lambda algorithm: eagle.named(algorithm, NAME),
     hidden=False,
     hands_hidden=False,
-    run={"0.5.23": (CPU,)},
+    run={"0.5.15.post1": (CPU,), "0.5.23": (CPU,)},
 )

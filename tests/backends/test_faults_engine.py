@@ -6,15 +6,18 @@ import json
 from pathlib import Path
 
 import pytest
+import releases
 from real_engine import ENGINE, drive
 
-pytestmark = [*ENGINE, pytest.mark.once("the toys are served on the newest release only")]
+pytestmark = ENGINE
 DRIVER = Path(__file__).parents[1] / "cpu" / "drive_toy.py"
 LONG = pytest.mark.long("an engine for each backend and fault")
 # model, attention backend, fault -> the tracer and the kinds of its finding
 CASES = {
     ("llama", "torch_native", "row-foreign-page=1*on"): ("page-table", {"foreign-page"}),
     ("llama", "torch_native", "write-foreign=1*on@mode=decode"): ("kv-writes", {"other-request"}),
+    ("llama", "triton", "token-alias=1*on@mode=decode"): ("page-table", {"other-request"}),
+    ("llama", "trtllm_mha", "page-alias=1*on@mode=decode"): ("page-table", {"other-request"}),
     ("llama", "fa3", "page-oob=1*on@mode=decode"): ("page-table", {"out-of-range"}),
     ("gpt-oss", "fa3", "page-alias=1*on@mode=extend"): ("page-table", {"other-request", "stale"}),
     ("llama", "flashinfer", "token-oob=1*on@mode=decode"): ("page-table", {"out-of-range"}),
@@ -48,6 +51,7 @@ CASES = {
 )
 def test_it_is_caught(case, tmp_path):
     model, backend, fault = case
+    releases.only_where_entered(model, backend)
     tracer, kinds = CASES[case]
     arguments = json.dumps({"attention_backend": backend, "log_level": "info"})
     run = drive(

@@ -10,7 +10,7 @@ import pytest
 from packaging.version import Version
 
 from g4debug import cpu
-from g4debug.cpu import attach
+from g4debug.cpu import attach, verify_sampling
 from g4debug.hooking import targets
 
 
@@ -40,8 +40,10 @@ def _under_is_cpu(node):
 
 
 def test_the_table_has_the_kernels_that_this_release_imports_and_no_other():
-    ours = {s.path for s in attach.for_this_release() if s.module == attach.SGL_KERNEL}
-    assert ours == kernels_that_sglang_imports()
+    ours = [s for s in attach.for_this_release() if s.module == attach.SGL_KERNEL]
+    # Those by which 0.5.14 and 0.5.15 verify are imported where they are called, on every device.
+    verify = [s for s in ours if s.replacement.__module__ == verify_sampling.__name__]
+    assert {s.path for s in ours} - {s.path for s in verify} == kernels_that_sglang_imports()
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import drive_spec
 import pytest
+import releases
 import told_status
 from real_engine import ENGINE, drive, side_by_side
 
@@ -23,7 +24,8 @@ WHOLE_WINDOW = {"G4DEBUG_FIX_TRITON_DECODE_WINDOW": "1"}
 MANY = "3*corrupt(30)"
 STRESS = "seed=1;forced-retract=20%6*on;abort-request=5%2*on"  # these break nothing
 LONG = pytest.mark.long("two engines for each draft")
-pytestmark = [*ENGINE, pytest.mark.once("other drafts are served on the newest release only")]
+pytestmark = ENGINE
+DEFAULT = "trtllm_mha"  # the backend of an engine that is told of none
 # Faults of spec-lifecycle that make sense for each of these workers.
 FAULTS = (
     "accept-length=1*zero", "accept-length=1*too-long", "allocated-len=1*on", "bonus-token=1*on",
@@ -93,6 +95,7 @@ def arguments(draft: str, drafts: bool = True, target: str = "", **more: object)
 def test_it_is_silent_and_its_tokens_are_those_without_a_draft(
     draft, target, backend, load, tmp_path
 ):
+    releases.only_where_entered(target, backend, draft)
     given = {"attention_backend": backend, "target": target}
     runs = side_by_side(
         plain=lambda: drive(
@@ -145,6 +148,7 @@ def test_it_is_silent_and_its_tokens_are_those_without_a_draft(
     ],
 )
 def test_its_faults_are_told(draft, target, fault, tmp_path):
+    releases.only_where_entered(target, DEFAULT, draft)
     faults = {"G4DEBUG_FAULTS": f"seed=7;{fault}", "G4DEBUG_TRACE": "spec-lifecycle"}
     run = drive(tmp_path, str(DRIVER), "faults", arguments(draft, target=target), **faults)
     assert run.status != 0
@@ -153,6 +157,7 @@ def test_its_faults_are_told(draft, target, fault, tmp_path):
 
 @LONG
 def test_a_token_out_of_range_in_a_draft_extend_is_told_before_the_kernel_reads_it(tmp_path):
+    releases.only_where_entered("llama", "triton", "eagle")
     run = drive(
         tmp_path,
         str(DRIVER),
@@ -183,6 +188,7 @@ def test_a_token_out_of_range_in_a_draft_extend_is_told_before_the_kernel_reads_
 def test_a_page_out_of_range_on_fa3_is_told_before_the_kernel_reads_it(
     draft, target, at, mode, runner, tmp_path
 ):
+    releases.only_where_entered(target, "fa3", draft)
     run = drive(
         tmp_path,
         str(DRIVER),
@@ -197,6 +203,7 @@ def test_a_page_out_of_range_on_fa3_is_told_before_the_kernel_reads_it(
 
 
 @LONG
+@pytest.mark.once("multi-layer EAGLE is served on the newest release only")
 def test_a_window_that_nobody_fills_in_for_a_draft_extend_is_told(tmp_path):
     """The state of sglang #29858, in the worker that it is about. Its lists, too, are made once
     more before the first of its layers reads them."""
@@ -223,6 +230,7 @@ def test_a_window_that_nobody_fills_in_for_a_draft_extend_is_told(tmp_path):
 @pytest.mark.parametrize("backend", ["trtllm_mha", "triton"])
 def test_another_requests_page_is_told_in_the_drafts_table(draft, target, backend, tmp_path):
     """The draft runs before the verify, which reads the same rows."""
+    releases.only_where_entered(target, backend, draft)
     run = drive(
         tmp_path,
         str(DRIVER),
@@ -242,6 +250,7 @@ def test_another_requests_page_is_told_in_the_drafts_table(draft, target, backen
 )
 @pytest.mark.parametrize("fault", ["kv-bit-flip=1*draft(30)", "kv-nan=1*draft"])
 def test_kv_of_a_draft_that_changes_is_told(draft, target, fault, tmp_path):
+    releases.only_where_entered(target, DEFAULT, draft)
     faults = {"G4DEBUG_FAULTS": f"seed=7;{fault}", "G4DEBUG_TRACE": "kv-integrity"}
     run = drive(tmp_path, str(DRIVER), "faults", arguments(draft, target=target), **faults)
     found = run.dumps[0].finding

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+import releases
 import told_status
 from real_engine import ENGINE, drive
 
@@ -47,12 +48,13 @@ def limits_of(name: str, backend: str) -> dict[str, set[str]]:
     return FETCHED if (name, backend) in FETCHES else {}
 
 
-pytestmark = [*ENGINE, pytest.mark.once("the toys are served on the newest release only")]
+pytestmark = ENGINE
 
 
 def test_a_fault_on_gpt_oss_is_told(tmp_path):
     """The answers of its healthy engine are compared below, with every tracer armed, too."""
     name, backend = IN_CI
+    releases.only_where_entered(name, backend)
     arguments = json.dumps({"attention_backend": backend, "log_level": "info"})
     fault = {"G4DEBUG_FAULTS": "seed=1;early-swa-free=1*on"}
     run = drive(tmp_path, str(DRIVER), name, arguments, **ARMED, **fault)
@@ -65,6 +67,7 @@ def test_a_fault_on_gpt_oss_is_told(tmp_path):
 @pytest.mark.parametrize(("name", "backend"), CASES)
 def test_it_is_served_armed_in_silence_and_its_tokens_are_right(name, backend, tmp_path):
     """Right: those of an engine without tracers, and those of transformers."""
+    releases.only_where_entered(name, backend)
     arguments = json.dumps({"attention_backend": backend, "log_level": "info"})
     bare = drive(tmp_path / "bare", str(DRIVER), name, arguments, **WHOLE_WINDOW)
     armed = drive(tmp_path / "armed", str(DRIVER), name, arguments, **WHOLE_WINDOW, **ARMED)
@@ -89,6 +92,7 @@ def test_it_is_served_armed_in_silence_and_its_tokens_are_right(name, backend, t
         assert not any(said["loading"].values())  # neither tensor too many nor one too few
 
 
+@pytest.mark.once("it is served on the newest release only")
 @pytest.mark.long("four engines")
 def test_qwen3_next_answers_the_same_however_its_states_are_kept(tmp_path):
     """In chunks and whole, without a prefix cache and from one, which keeps the states of chunks or

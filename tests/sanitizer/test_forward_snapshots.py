@@ -16,7 +16,7 @@ from real_backend import PAGE
 from releases import Request
 from served_rows import ARMED, Serving, release, row_of
 
-from g4debug import plugin
+from g4debug import plugin, speculation
 from g4debug.dumps import reading
 from g4debug.hooking import targets
 from g4debug.hooking.table_barrier import wait_for_tables
@@ -325,7 +325,8 @@ def test_the_tables_of_a_draft(ahead, monkeypatch, algorithm):
     """A draft is judged like the target, where it is known who has the pages in its tables."""
     it = ahead()
     state, judged = tables_of_a_draft(it, monkeypatch, algorithm)
-    runs = targets.path("pool.restore_state") is None and algorithm != "another"
+    known = {adapter.name for adapter in speculation.adapters()}
+    runs = not targets.restores_pages() and algorithm in known
     whole = algorithm == "FROZEN_KV_MTP" or runs
     assert judged == {"full": (True, whole), "swa": (whole, whole)}
     assert (state.partial is None) is whole
@@ -335,12 +336,12 @@ def test_the_tables_of_a_draft(ahead, monkeypatch, algorithm):
             "no page of the draft is told to be free or another request's, "
             "and in its sliding layers only ranges"
         )
-        assert ("never run" in why) is (targets.path("pool.restore_state") is None)
+        assert ("never run" in why) is not targets.restores_pages()
 
 
 @pytest.mark.once("it sets for itself which release this is")
 def test_a_draft_may_write_into_pages_that_a_release_restores(ahead, monkeypatch):
-    monkeypatch.setitem(targets.SITES, "pool.restore_state", (("", "sglang.srt.anything"),))
+    monkeypatch.setattr(targets, "restores_pages", lambda: True)
     state, judged = tables_of_a_draft(ahead(), monkeypatch, "EAGLE")
     assert judged == {"full": (True, False), "swa": (False, False)}
     assert "restore_state" in state.partial.why

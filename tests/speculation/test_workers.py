@@ -36,18 +36,24 @@ def spec(kind: str, **fields: object) -> object:
     return type(kind, (), fields)()
 
 
-@pytest.mark.parametrize(("release", "known"), [("0.5.15.post1", False), ("0.5.23", True)])
+@pytest.mark.parametrize(
+    ("release", "known"),
+    [
+        ("0.5.14", set()),
+        ("0.5.15.post1", {"EAGLE", "EAGLE3", "STANDALONE"}),
+        ("0.5.23", {*OTHERS, "multi-layer EAGLE"}),
+    ],
+)
 def test_a_worker_is_known_on_the_releases_that_were_run(at, release, known):
     at(release)
-    names = {adapter.name for adapter in speculation.adapters()}
-    assert "FROZEN_KV_MTP" in names
-    assert set(OTHERS) <= names if known else not set(OTHERS) & names
+    assert {adapter.name for adapter in speculation.adapters()} == {"FROZEN_KV_MTP", *known}
 
 
 @pytest.mark.parametrize("installed", [None, "0.5.12.post1", "0.5.23"])
 def test_what_was_replayed_hangs_on_the_dumps_release_alone(at, installed):
     at(installed)
     assert speculation.replayed("0.5.23") == {*OTHERS, "FROZEN_KV_MTP", "multi-layer EAGLE"}
+    assert speculation.replayed("0.5.15.post1") == {"FROZEN_KV_MTP"}
     assert speculation.replayed("0.5.12.post1") == {"FROZEN_KV_MTP"}
 
 
@@ -156,3 +162,14 @@ def test_the_pool_of_a_draft_that_writes_kv(at, name, has):
         draft_worker=SimpleNamespace(primary_draft_kv_pool="the pool"),
     )
     assert speculation.draft_pools(scheduler) == (("the pool",) if has else ())
+
+
+def test_the_pool_of_a_draft_where_its_worker_does_not_name_it(at):
+    """As on 0.5.15: it is the one of the draft's runner."""
+    at("0.5.15.post1")
+    runner = SimpleNamespace(token_to_kv_pool="the pool")
+    scheduler = SimpleNamespace(
+        spec_algorithm=SimpleNamespace(name="EAGLE", is_frozen_kv_mtp=lambda: False),
+        draft_worker=SimpleNamespace(draft_worker=SimpleNamespace(draft_runner=runner)),
+    )
+    assert speculation.draft_pools(scheduler) == ("the pool",)

@@ -17,9 +17,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
 import torch
 from packaging.version import Version
 
+from g4debug.combinations import run
+from g4debug.combinations.seen import NO_DRAFT
 from g4debug.hooking import targets
 
 
@@ -33,6 +36,22 @@ def newest() -> Version:
 def is_newest() -> bool:
     """True on the newest SGLang. Where examples are drawn, the older releases get fewer of them."""
     return targets.sglang_version() == newest()
+
+
+def only_where_entered(model: str, backend: str, draft: str = NO_DRAFT) -> None:
+    """Skip this test on an older SGLang, if the table has no such run on the CPU engine there.
+
+    model, draft: the names of a toy and of a draft for toys.
+    """
+    release = str(targets.sglang_version())
+    entered = any(
+        model in found.models.lower().split(", ")
+        and backend in found.backends
+        and any(draft in (name, name.lower().replace(" ", "-")) for name in found.drafts)
+        for found in run.there(release, on_cpu=True)
+    )
+    if not is_newest() and not entered:
+        pytest.skip(f"{model} on {backend} with {draft} was not run on {release}")
 
 
 def has(module: str) -> bool:

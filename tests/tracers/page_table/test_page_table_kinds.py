@@ -8,7 +8,7 @@ import pytest
 import torch
 from real_backend import PAGE, SWA, Rig, draft_worker, dummy_pool
 
-from g4debug import plugin
+from g4debug import plugin, speculation
 from g4debug.dumps import reading
 from g4debug.hooking import targets
 from g4debug.trapping.describe import located
@@ -290,7 +290,8 @@ def test_a_draft_with_kv_of_its_own_and_a_page_that_is_free(rig, monkeypatch, al
     rig.runner = other
     backend, batch = prepared(rig, draft=True)
     layers = [x for x in rig.layers if x.layer_id in (2, 4)]
-    if algorithm == "EAGLE" and targets.path("pool.restore_state") is None:
+    known = {adapter.name for adapter in speculation.adapters()}
+    if algorithm in known and not targets.restores_pages():
         with pytest.raises(TrapError, match="free"):
             rig.forward(backend, batch, layers)
     else:
