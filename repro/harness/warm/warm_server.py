@@ -7,7 +7,8 @@ by the numbers in ``fds``. It ends when the socket is closed, and with it all th
 
 Nothing here replaces what SGLang does: modules are imported as each of its processes imports them
 before it loads its plugins, and no plugin is loaded; only the registry of hooks searches fewer of
-these modules, see hook_search.py. What ``multiprocessing`` would start with the
+these modules, see hook_search.py. Modules of g4debug are imported, too, which do nothing until
+SGLang loads its plugins. What ``multiprocessing`` would start with the
 same imports, SGLang's scheduler and detokenizer, is forked just as early: a child of the process
 that asks for it, with that one's environment, working folder and log.
 """
@@ -156,6 +157,21 @@ def stand_ins() -> set[str]:
     return known | {name for name in sys.modules if name.startswith("g4debug.cpu")}
 
 
+def import_ours() -> None:
+    """What g4debug imports and reads when it is armed, 0.3 s of a core for each process.
+
+    It hangs on no variable and no argument: a fix looks at SGLang's sources for its bug.
+    """
+    from g4debug import discovery, plugin  # noqa: F401
+
+    for name in discovery.names("tracer"):
+        discovery.load("tracer", name)
+    for name in discovery.names("fix"):
+        fix = discovery.load("fix", name)
+        with contextlib.suppress(ImportError, AttributeError):  # this release has no such code
+            fix.still_broken()
+
+
 def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     hook_search = importlib.import_module("hook_search")
@@ -164,12 +180,13 @@ def main() -> None:
     import setproctitle
     import sglang.srt.managers.scheduler  # noqa: F401  # the others import little more
 
+    others = [n for n in sys.modules if n.split(".")[0] == "g4debug" and n not in stand_ins()]
+    import_ours()
     hook_search.shorten()
     setproctitle.getproctitle()  # finds the place of the title by the environment, now or never
 
     imported.update(os.environ.items() - before.items())
     threads = os.listdir("/proc/self/task")
-    others = [n for n in sys.modules if n.split(".")[0] == "g4debug" and n not in stand_ins()]
     if len(threads) > 1 or others:
         sys.exit(f"warm_server: got {len(threads)} threads and {others}, expected SGLang alone")
     gc.freeze()  # what is imported stays, in pages that all of them share
@@ -204,7 +221,11 @@ def end(role: Role | None) -> NoReturn:
     except SystemExit as e:
         status = e.code or 0
         if not isinstance(status, int):
-            raise
+            print(status, file=sys.stderr)
+            status = 1
+    except Exception:
+        sys.excepthook(*sys.exc_info())
+        status = 1
     threading._shutdown()  # type: ignore[attr-defined]  # the threads that are no daemons
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
