@@ -103,8 +103,8 @@ def _registered(execute: Execute, module: ModuleType) -> None:
     finally:
         del left_out.get
     assert module.__file__ is not None
-    module.ModelRegistry.models = Models(  # type: ignore[attr-defined]
+    module.ModelRegistry.models = Models(
         Path(module.__file__).parent,
-        lambda: dict(module.import_model_classes(PACKAGE)),  # type: ignore[attr-defined]
+        lambda: dict(module.import_model_classes(PACKAGE)),
         names,
     )
