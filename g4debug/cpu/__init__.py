@@ -88,9 +88,11 @@ def activate() -> None:
             f"{'' if str(SITE) in sys.path else 'not '}on it). "
             "Start it with `python -m g4debug.cpu ...`, or call g4debug.cpu.prepare() first."
         )
-    from g4debug.cpu import attach, interpreter  # imports torch, which only SGLang processes need
+    # They import torch, which only SGLang processes need.
+    from g4debug.cpu import attach, interpreter, served_models
 
     interpreter.quicken()
+    served_models.install()
     attach.install()
 
 

@@ -7,7 +7,8 @@ the builtins alone.
 
 It also computes whether a sum or a product of integers overflows, in 64 bits and with two
 comparisons, and then asserts nothing, because its ``debug`` is off. A third of a kernel's time goes
-there; ``quicken`` leaves it out.
+there; ``quicken`` leaves it out. And for each load, cast and constant it makes a table of all types
+to look one of them up; ``quicken`` remembers what was found.
 
 What a kernel computes is as before: tests/cpu/test_interpreter.py.
 """
@@ -49,11 +50,30 @@ class Inspect(ModuleType):
         return [(name, getattr(owner, name, None)) for name in self._names[owner]]
 
 
+class NumpyTypes:
+    """``_get_np_dtype`` of Triton's interpreter, which it calls once for each type."""
+
+    def __init__(self, triton: Any) -> None:
+        self._interpreter, self._find = triton, triton._get_np_dtype
+        self._found: dict[str, Any] = {}
+
+    def __call__(self, tt_dtype: Any) -> Any:
+        """tt_dtype: a type of ``triton.language``, of a value, a pointer, or a block of them."""
+        block = isinstance(tt_dtype, self._interpreter.tl.block_type)
+        name = (tt_dtype.element_ty if block else tt_dtype).name
+        found = self._found.get(name)
+        if found is None:
+            found = self._found[name] = self._find(tt_dtype)
+        return found
+
+
 def quicken() -> None:
     """In this process, from now on. A second call does nothing."""
     interpreter = importlib.import_module(MODULE)
     if not isinstance(interpreter.inspect, Inspect):
         interpreter.inspect = Inspect()  # type: ignore[attr-defined]
+        if not isinstance(interpreter._get_np_dtype, NumpyTypes):
+            interpreter._get_np_dtype = NumpyTypes(interpreter)  # type: ignore[attr-defined]
         builder = interpreter.interpreter_builder
         if not builder.options.debug:
             builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)

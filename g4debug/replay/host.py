@@ -239,15 +239,8 @@ def started(
     dumps = Path(tempfile.mkdtemp(prefix="dumps-", dir=folder))
     readable, writable = os.pipe()
     with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [python(setting.release), "-m", "g4debug.replay.child", str(order), str(writable)],
-            env=environment(setting, trace, dumps),
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            pass_fds=(writable,),
-            start_new_session=True,
-        )
+        environ = environment(setting, trace, dumps)
+        process = begun(python(setting.release), order, environ, log.fileno(), writable)
     os.close(writable)
     try:
         with FileIO(readable) as answers:
@@ -258,6 +251,21 @@ def started(
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+def begun(
+    interpreter: str, order: Path, environ: dict[str, str], log: int, answers: int
+) -> subprocess.Popen[bytes]:
+    """The process of a replay, in a session of its own. log, answers: descriptors."""
+    return subprocess.Popen(
+        [interpreter, "-m", "g4debug.replay.child", str(order), str(answers)],
+        env=environ,
+        stdin=subprocess.PIPE,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        pass_fds=(answers,),
+        start_new_session=True,
+    )
 
 
 def environment(setting: Setting, trace: tuple[str, ...], dumps: Path) -> dict[str, str]:

@@ -334,6 +334,19 @@ class Run:
         return self.error or f"exit status {self.status}, and no finding"
 
 
+def begun(command: list[str], environ: dict[str, str], log: int) -> subprocess.Popen[bytes]:
+    """The process of a script, in a session of its own. log: a descriptor."""
+    return subprocess.Popen(
+        command,
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        preexec_fn=end_with_parent,  # a server that hangs would turn for ever
+    )
+
+
 def _run(text: str, setting: Setting, trace: Sequence[str], folder: Path, until: float) -> Run:
     """Run a script on the CPU engine. trace: the tracers to arm, () for none. Raises NoScript."""
     seconds = min(SECONDS, until - time.monotonic())
@@ -351,15 +364,8 @@ def _run(text: str, setting: Setting, trace: Sequence[str], folder: Path, until:
     arguments = [f"model_path={target}", "device=cpu", "dtype=float32"]
     arguments += [f"{DRAFT}={folder}" for folder in draft if setting.drafts]
     with log.open("wb") as sink:
-        process = subprocess.Popen(
-            [host.python(setting.release), str(path), *arguments],
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            stdout=sink,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            preexec_fn=end_with_parent,  # a server that hangs would turn for ever
-        )
+        command = [host.python(setting.release), str(path), *arguments]
+        process = begun(command, environ, sink.fileno())
     status: int | None = None
     try:
         status = process.wait(seconds)

@@ -102,6 +102,26 @@ def test_it_is_in_force_once_in_the_cpu_engine(module):
     assert first.signature is inspect.signature
 
 
+def test_types_are_the_same_as_of_triton_itself(module):
+    interpreter.quicken()
+    quick = module._get_np_dtype
+    plain = quick._find
+    types = [t for t in vars(tl).values() if type(t) is tl.dtype]
+    types += [tl.pointer_type(t) for t in types]
+    types += [tl.block_type(t, [4, 8]) for t in types]
+    told = 0
+    for given in [*types, *types]:
+        try:
+            expected = plain(given)
+        except KeyError:  # such as void, which no value has
+            with pytest.raises(KeyError):
+                quick(given)
+            continue
+        assert quick(given) is expected
+        told += 1
+    assert told > 80
+
+
 def test_no_sum_is_computed_a_second_time_for_an_assertion_that_is_off(module, monkeypatch):
     """Triton looks for overflows in 64 bits, and asserts nothing of it unless it debugs."""
     plain, builder = type(module.interpreter_builder.options)(), module.interpreter_builder

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from real_engine import ENGINE
+from warm_replay import warm_replays
 
 from g4debug import cli
 from g4debug.hooking import targets
@@ -38,7 +39,8 @@ def test_each_step_is_the_same_on_two_cores(path: Path, capsys: pytest.CaptureFi
     what, _, release = path.stem.rpartition("-")
     if str(targets.sglang_version()) != release:
         pytest.skip(f"recorded on {release}")
-    code = cli.main(["replay", str(path), "--json", *WAYS.get(what, [])])
+    with warm_replays():
+        code = cli.main(["replay", str(path), "--json", *WAYS.get(what, [])])
     result = json.loads(capsys.readouterr().out)
     assert code == 0, result
     begins = "reproduced: "
@@ -59,7 +61,8 @@ def test_a_bug_of_sglangs_own_that_a_gpu_met_comes_again(
 ) -> None:
     if str(targets.sglang_version()) != path.stem.rpartition("-")[2]:
         pytest.skip("recorded on another release")
-    code = cli.main(["replay", str(path), "--json", "--pages-only"])
+    with warm_replays():
+        code = cli.main(["replay", str(path), "--json", "--pages-only"])
     result = json.loads(capsys.readouterr().out)
     assert code == 0, result
     assert result["text"].startswith("reproduced: g4debug: "), result["text"]

@@ -17,6 +17,7 @@ from effort import examples
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from real_engine import ENGINE, drive
+from warm_replay import warm_replays
 
 from g4debug import cli
 from g4debug.dumps import reading
@@ -84,7 +85,7 @@ def test_schedules_are_the_same_again(
     assert on.limits == ()
     told = io.StringIO()
     command = ["replay", str(target), "--pages-only", "--keep", str(folder / "kept"), "--json"]
-    with contextlib.redirect_stdout(told):
+    with contextlib.redirect_stdout(told), warm_replays():
         code = cli.main(command)
     result = json.loads(told.getvalue())
     assert code == result["code"] == 0, result

@@ -21,6 +21,7 @@ import releases
 import small_tape
 from drive_recorded import SALTED, SALTS
 from real_engine import ENGINE, drive, dumps_in
+from warm_replay import warm_replays
 
 from g4debug import cli
 from g4debug.dumps import reading, writing
@@ -68,11 +69,12 @@ def recorded(
     return dumps_in(folder)[0]
 
 
-def replay(folder: Path, record: TrapRecord, capsys: Any, *more: str) -> Any:
-    """The result, as JSON."""
+def replay(folder: Path, record: TrapRecord, capsys: Any, *more: str, cold: bool = False) -> Any:
+    """The result, as JSON. cold: its process imports SGLang, as it does for a user."""
     path = folder / "replayed.pt"
     path.write_bytes(writing.encode(record))
-    code = cli.main(["replay", str(path), "--keep", str(folder / "kept"), "--json", *more])
+    with contextlib.nullcontext() if cold else warm_replays():
+        code = cli.main(["replay", str(path), "--keep", str(folder / "kept"), "--json", *more])
     result = json.loads(capsys.readouterr().out)
     assert code == result["code"]
     return result
@@ -108,7 +110,7 @@ def test_a_healthy_server_with_mtp_decides_the_same_in_each_step(
 ) -> None:
     assert healthy.finding.kind == "asked"
     assert healthy.tape is not None
-    result = replay(tmp_path, healthy, capsys, *more)
+    result = replay(tmp_path, healthy, capsys, *more, cold="--pages-only" in more)
     assert result["code"] == 0, result
     assert result["equal"] == result["steps"] == healthy.tape.steps > 30
     assert result["pages_compared"] >= 1

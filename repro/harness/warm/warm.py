@@ -21,6 +21,7 @@ import sys
 import tempfile
 import threading
 import time
+import types
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from g4debug import cpu
 
 SERVER = Path(__file__).with_name("warm_server.py")
 SECONDS = 300  # that the import may take; alone it takes 4
+SPARES = 3  # the schedulers of two ranks and a detokenizer; a fourth process is started as ever
 SIGNALS = """
 import os, signal, sys
 ignored = set(map(int, sys.argv[1].split()))
@@ -112,11 +114,22 @@ class Server:
     def words(self) -> str:
         return Path(self._log.name).read_text(errors="replace")[-3000:]
 
-    def start(self, command: tuple[str, ...], environ: Mapping[str, str], log: int) -> Process:
-        order = {"argv": command, "environ": cpu.environment(environ), "folder": os.getcwd()}
+    def start(
+        self,
+        command: tuple[str, ...],
+        environ: Mapping[str, str],
+        log: int,
+        fds: Mapping[int, int],
+        spares: int,
+    ) -> Process:
+        order = {
+            "argv": command, "environ": cpu.environment(environ), "folder": os.getcwd(),
+            "fds": [*fds], "spares": spares,
+        }  # fmt: skip
         report, its = os.pipe()
         try:
-            socket.send_fds(self._control, [json.dumps(order).encode()], [log, its])
+            message = json.dumps(order).encode()
+            socket.send_fds(self._control, [message], [log, its, *fds.values()])
         finally:
             os.close(its)
         return Process(report, self)
@@ -127,8 +140,19 @@ def _server() -> Server:
     return Server()
 
 
-def start(command: tuple[str, ...], environ: Mapping[str, str], log: int) -> Process:
-    """``command``: a Python script and its arguments; all that it prints goes to ``log``."""
+def start(
+    command: tuple[str, ...],
+    environ: Mapping[str, str],
+    log: int,
+    fds: Mapping[int, int] = types.MappingProxyType({}),
+    spares: int = SPARES,
+) -> Process:
+    """``command``: a Python script and its arguments; all that it prints goes to ``log``.
+
+    fds: descriptors of ours that it gets, by the number that each has there: 0 for its standard
+    input, or one that is far from those in use, such as 1100. spares: how many of the processes
+    that it starts by ``multiprocessing`` are forked, too.
+    """
     with _first:
         server = _server()
-    return server.start(command, environ, log)
+    return server.start(command, environ, log, fds, spares)

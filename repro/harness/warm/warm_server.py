@@ -1,13 +1,14 @@
 """Forks processes that have SGLang's imports behind them; see warm.py, which starts it.
 
 ``warm_server.py FD``: FD is a socket on which each message asks for one process. A message is
-JSON (``argv``, ``environ``, ``folder``) and two descriptors: its log, and a pipe that is told the
-process's number and, in the end, its exit status. It ends when the socket is closed, and with it
-all that it forked.
+JSON (``argv``, ``environ``, ``folder``, ``fds``, ``spares``) and two descriptors or more: its log,
+a pipe that is told the process's number and, in the end, its exit status, and those that it gets
+by the numbers in ``fds``. It ends when the socket is closed, and with it all that it forked.
 
 Nothing here replaces what SGLang does: modules are imported as each of its processes imports them
 before it loads its plugins, and no plugin is loaded; only the registry of hooks searches fewer of
-these modules, see hook_search.py. What ``multiprocessing`` would start with the
+these modules, see hook_search.py. Modules of g4debug are imported, too, which do nothing until
+SGLang loads its plugins. What ``multiprocessing`` would start with the
 same imports, SGLang's scheduler and detokenizer, is forked just as early: a child of the process
 that asks for it, with that one's environment, working folder and log.
 """
@@ -32,7 +33,6 @@ from multiprocessing import util
 from typing import Any, NoReturn
 
 LARGEST = 1 << 18  # bytes of a message: an environment and a command line
-SPARES = 3  # the schedulers of two ranks and a detokenizer; a fourth process is started as ever
 FRAME = 1 << 17  # values in a frame: a megabyte, and the piece for it has two
 HIGH = 1000  # descriptors from here on are in nobody's way
 imported: dict[str, str] = {}  # what SGLang's import puts into the environment
@@ -54,7 +54,7 @@ def serve(control: socket.socket) -> Role | None:
             os.close(pidfd)
         if control not in ready:
             continue
-        message, (log, report), _, _ = receive(control, 2)
+        message, (log, report, *fds), _, _ = receive(control, 2)
         if not message:
             for orphan, _ in living.values():
                 with contextlib.suppress(ProcessLookupError):
@@ -66,8 +66,9 @@ def serve(control: socket.socket) -> Role | None:
             for pidfd, (_, other) in living.items():
                 os.close(pidfd)
                 os.close(other)
-            return lambda: command(json.loads(message), log, report)
-        os.close(log)
+            return lambda: command(json.loads(message), log, report, fds)
+        for fd in (log, *fds):
+            os.close(fd)
         living[os.pidfd_open(pid)] = (pid, report)
 
 
@@ -77,7 +78,7 @@ def receive(source: socket.socket, count: int) -> tuple[bytes, list[int], int, o
     return message, fds or [-1] * count, flags, address
 
 
-def command(order: dict[str, Any], log: int, report: int) -> None:
+def command(order: dict[str, Any], log: int, report: int, fds: list[int]) -> None:
     """A Python script with its arguments, in a session of its own."""
     os.setsid()  # before it is known: who knows it may kill its group
     os.write(report, f"{os.getpid()}\n".encode())
@@ -85,9 +86,10 @@ def command(order: dict[str, Any], log: int, report: int) -> None:
     for stream in (1, 2):
         os.dup2(log, stream)
     os.close(log)
+    renumber(fds, order["fds"])
     settle(order)
     spares: list[tuple[int, socket.socket]] = []
-    for _ in range(SPARES):
+    for _ in range(order["spares"]):
         mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         pid = os.fork()
         if pid == 0:
@@ -124,16 +126,20 @@ def spare(source: socket.socket) -> None:
     if not message:
         return
     order = json.loads(message)
-    # The pickled process speaks of its descriptors by number.
-    raised = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, HIGH) for fd in received]
-    for fd in received:
-        os.close(fd)
-    for fd, number in zip(raised, order["fds"], strict=True):
-        os.dup2(fd, number)
-        os.close(fd)
+    renumber(received, order["fds"])  # the pickled process speaks of them by number
     settle(order)
     sys.argv = ["-c", "--multiprocessing-fork"]
     exec(order["code"], {"__name__": "__main__"})
+
+
+def renumber(received: list[int], numbers: list[int]) -> None:
+    """Descriptors that were received get these numbers."""
+    raised = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, HIGH) for fd in received]
+    for fd in received:
+        os.close(fd)
+    for fd, number in zip(raised, numbers, strict=True):
+        os.dup2(fd, number)
+        os.close(fd)
 
 
 def settle(order: dict[str, Any]) -> None:
@@ -151,6 +157,21 @@ def stand_ins() -> set[str]:
     return known | {name for name in sys.modules if name.startswith("g4debug.cpu")}
 
 
+def import_ours() -> None:
+    """What g4debug imports and reads when it is armed, 0.3 s of a core for each process.
+
+    It hangs on no variable and no argument: a fix looks at SGLang's sources for its bug.
+    """
+    from g4debug import discovery, plugin  # noqa: F401
+
+    for name in discovery.names("tracer"):
+        discovery.load("tracer", name)
+    for name in discovery.names("fix"):
+        fix = discovery.load("fix", name)
+        with contextlib.suppress(ImportError, AttributeError):  # this release has no such code
+            fix.still_broken()
+
+
 def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     hook_search = importlib.import_module("hook_search")
@@ -159,12 +180,13 @@ def main() -> None:
     import setproctitle
     import sglang.srt.managers.scheduler  # noqa: F401  # the others import little more
 
+    others = [n for n in sys.modules if n.split(".")[0] == "g4debug" and n not in stand_ins()]
+    import_ours()
     hook_search.shorten()
     setproctitle.getproctitle()  # finds the place of the title by the environment, now or never
 
     imported.update(os.environ.items() - before.items())
     threads = os.listdir("/proc/self/task")
-    others = [n for n in sys.modules if n.split(".")[0] == "g4debug" and n not in stand_ins()]
     if len(threads) > 1 or others:
         sys.exit(f"warm_server: got {len(threads)} threads and {others}, expected SGLang alone")
     gc.freeze()  # what is imported stays, in pages that all of them share
@@ -199,7 +221,11 @@ def end(role: Role | None) -> NoReturn:
     except SystemExit as e:
         status = e.code or 0
         if not isinstance(status, int):
-            raise
+            print(status, file=sys.stderr)
+            status = 1
+    except Exception:
+        sys.excepthook(*sys.exc_info())
+        status = 1
     threading._shutdown()  # type: ignore[attr-defined]  # the threads that are no daemons
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
