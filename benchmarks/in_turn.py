@@ -8,7 +8,7 @@ Two servers that run the same code differ by up to 3 % of a step for as long as 
 server drifts by as much within minutes. The goal of ``watch`` is 0.5 %. So one server is measured
 here, and its hooks are taken out of the way and put back so often that no drift counts:
 
-* **steps**: 1, 8 and 64 requests are decoded for long, and every 40 steps the next turn begins
+* **steps**: 1, 8 and 64 requests are decoded for long, and every 24 steps the next turn begins
   (served/turns.py). steps.csv has a row for each turn.
 * **prompts**: requests of 1,000 tokens in and one out, which share nothing; 1, 8 or 64 of them are
   a turn. The prefix cache evicts from the second turn on.
@@ -16,8 +16,9 @@ here, and its hooks are taken out of the way and put back so often that no drift
   time are a turn, and each turn begins with an empty prefix cache. requests.csv has the requests of
   both.
 
-Turns come in blocks of three in an order of its own each: without hooks, without hooks again, and
-with them. The guards that are part of a CUDA graph run in all three, so what they take of the
+Turns come in blocks in an order of its own each: without hooks, without hooks again, and with them;
+those of steps then once more in the opposite order, because a step takes longer the longer its
+requests are. The guards that are part of a CUDA graph run in all three, so what they take of the
 GPU's time is not in these figures (guard_time.py measures it). A variant with a page ledger is
 refused: the ledger would miss what is handed out while it is out of the way.
 
@@ -30,6 +31,7 @@ not measured, and 1 if the server died.
 from __future__ import annotations
 
 import argparse
+import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -57,7 +59,7 @@ TAKEN_FROM = {
 # Device -> requests at a time: blocks of prompts, and of served; tokens of a decode; of a prompt.
 # A turn of one request is short, and says little.
 LOADS = {
-    "cuda": ({1: (10, 3), 8: (5, 2), 64: (2, 1)}, 1400, 1000),
+    "cuda": ({1: (8, 2), 8: (4, 1), 64: (1, 1)}, 1150, 1000),
     "cpu": ({1: (1, 1), 4: (1, 1)}, 160, 200),
 }
 CALLED = {"off-again": "debugging off, again"}
@@ -86,7 +88,7 @@ class Measured:
         batches, tokens, prompt = LOADS[self.args.device]
         for batch, (of_prompts, of_served) in batches.items():
             seed = 10_000 * self.args.seed + 100 * number + batch
-            self.decode(batch, tokens, seed)
+            self.decode(batch, min(tokens, 100 * most), seed)
             for _ in range(min(most, of_prompts)):
                 question = {"serve": batch, "count": batch, "tokens": 1, "prompt": prompt}
                 self.block("prompts", question)
@@ -200,13 +202,14 @@ def figures(steps: Rows, requests: Rows, batch: int, base: str, variant: str) ->
 
 
 def blocks(steps: Rows, batch: int, base: str, variant: str) -> Iterator[overhead.Pair]:
-    of: dict[str, dict[str, float]] = {}
+    of: dict[str, dict[str, list[float]]] = {}
     for row in steps:
         if int(row["batch"]) == batch:
-            of.setdefault(str(row["round"]), {})[str(row["variant"])] = float(row["mean_ms"])
+            times = of.setdefault(str(row["round"]), {})
+            times.setdefault(str(row["variant"]), []).append(float(row["mean_ms"]))
     for times in of.values():
         if base in times and variant in times:
-            yield {0: times[base]}, {0: times[variant]}
+            yield {0: statistics.fmean(times[base])}, {0: statistics.fmean(times[variant])}
 
 
 def concluded(folder: Path, to: Path | None = None) -> int:

@@ -2,9 +2,11 @@
 
 ``gate.py`` switches the hooks for whoever sends it a signal, so a turn lasts as long as some
 requests do, and in that time a machine drifts by more than the hooks cost. Here the scheduler
-switches them by itself, every ``STEPS`` steps of one long decode. Turns come in blocks of three
-(``ARMS``), in an order that is drawn anew for each block: without hooks, without hooks again, and
-with them. The two that are alike say how far the third can be trusted.
+switches them by itself, every ``STEPS`` steps of one long decode. Turns come in blocks of six: one
+of each of three kinds (``ARMS``: without hooks, without hooks again, and with them), in an order
+that is drawn anew for each block, and then the same in the opposite order. A step takes longer the
+longer its requests are, and what grows evenly within a block cancels out between the two turns of a
+kind. The two kinds that are alike say how far the third can be trusted.
 
 A turn is one of decode steps of one batch. Another batch (a prefill, a request that came or ended)
 ends it: its block begins again, and the hooks are in place until then. The time of a step is from
@@ -36,7 +38,7 @@ from typing import Any
 
 from served import gate
 
-STEPS, SKIPPED = 40, 4
+STEPS, SKIPPED = 24, 4
 OFF, AGAIN, ON = "off", "off again", "on"
 ARMS = (OFF, AGAIN, ON)
 VARIABLE = "BENCHMARK_TURN"  # so many steps, in place of STEPS
@@ -81,7 +83,8 @@ class Turns:
 
     def _begin(self) -> None:
         if not self._order:
-            self._order = order(self.seed, self._block)
+            arms = order(self.seed, self._block)
+            self._order = [*arms, *reversed(arms)]
         self.switch(self._order[0] == ON)
 
     def _end(self) -> None:
@@ -100,7 +103,7 @@ class Turns:
 
 
 def order(seed: int, block: int) -> list[str]:
-    """The turns of a block, in its own order."""
+    """The kinds of turns in a block's own order."""
     return random.Random(f"{seed}.{block}").sample(ARMS, len(ARMS))
 
 

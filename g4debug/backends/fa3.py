@@ -27,7 +27,7 @@ from g4debug.backends.base import (
     prefix_is_fetched,
 )
 from g4debug.hooking import targets
-from g4debug.hooking.targets import CPU, H100
+from g4debug.hooking.targets import CPU, H100, H200
 
 if TYPE_CHECKING:
     import torch
@@ -47,7 +47,7 @@ class Fa3(TableAdapter):
     tables: ClassVar = {"full": "page_table", "swa": "swa_page_table"}
     lengths = "cache_seqlens_int32"
     unknown_modes = ("MIXED", "SPLIT_PREFILL", "DLLM_EXTEND")
-    run: ClassVar = {"0.5.15.post1": (CPU,), "0.5.23": (CPU, H100)}
+    run: ClassVar = {"0.5.15.post1": (CPU, H200), "0.5.23": (CPU, H100)}
 
     def __init__(self) -> None:
         self._now: tuple[Any, Any, Any] | None = None  # backend, layer and batch that run

@@ -66,7 +66,11 @@ class Triton(ListAdapter):
     )
     metadata = "attn.triton.metadata"
     replay = "attn.triton.metadata_replay"
-    run: ClassVar = {"0.5.12.post1": (CPU, H200), "0.5.15.post1": (CPU,), "0.5.23": (CPU, H200)}
+    run: ClassVar = {
+        "0.5.12.post1": (CPU, H200),
+        "0.5.15.post1": (CPU, H200),
+        "0.5.23": (CPU, H200),
+    }
     views = ("kv_indptr", "window_kv_indptr", "qo_indptr", "mask_indptr")
     lengths_on_device = True
     decode_is_spread = True

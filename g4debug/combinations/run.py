@@ -105,6 +105,7 @@ def _soak(*arguments: str) -> tuple[str, ...]:
 _SUITE = dict.fromkeys(("0.5.12.post1", "0.5.15.post1", "0.5.23"), (CPU,))  # on it tests pass
 _OLD, _NEW = {"0.5.12.post1": (CPU,)}, {"0.5.23": (CPU,)}
 _BEFORE = {"0.5.15.post1": (CPU,)}
+_BEFORE_ON_H200 = {"0.5.15.post1": (H200,)}
 _NEWER = {**_BEFORE, **_NEW}
 _ON_H100, _ON_H200, _ON_BOTH = ({"0.5.23": on} for on in ((H100,), (H200,), (H100, H200)))
 _SPLIT_AT = dict.fromkeys(("0.5.12.post1", "0.5.15.post1"), (CPU, H200))
@@ -148,6 +149,8 @@ RUNS: tuple[Run, ...] = (
     Run("Llama", MHA, NO_WINDOW, _MHA, ("fa3",), _PLAIN, _ON_BOTH, _soak("--model llama")),
     Run("Llama", MHA, NO_WINDOW, _MHA, ("fa3",), _PLAIN, _ON_H200,
         _soak("--model llama --tp 2 --requests 600"), (TENSOR,)),
+    Run("Llama", MHA, NO_WINDOW, _MHA, ("fa3",), _PLAIN, _BEFORE_ON_H200,
+        _soak("--model llama --requests 1500")),
     Run("Qwen3", MHA, NO_WINDOW, _MHA, ("fa3",), _PLAIN, _ON_BOTH, _soak("--model qwen3")),
     Run("Llama", MHA, NO_WINDOW, _MHA, ("fa3",), ("EAGLE",), _ON_BOTH,
         _soak("--model llama --draft eagle")),
@@ -168,6 +171,8 @@ RUNS: tuple[Run, ...] = (
     Run("MiMo-V2", SINKS, SWA_POOL, _SWA, ("fa3", "triton"), (LAYERED,), _NEW, _DRAFTS,
         draft_pool=_SWA),
     Run("gpt-oss", SINKS, SWA_POOL, _SWA, ("fa3",), _PLAIN, _ON_BOTH, _soak("--model gpt-oss")),
+    Run("gpt-oss", SINKS, SWA_POOL, _SWA, ("fa3",), _PLAIN, _BEFORE_ON_H200,
+        _soak("--model gpt-oss --requests 800")),
     Run("gpt-oss", SINKS, SWA_POOL, _SWA, ("triton",), _PLAIN, _ON_H200,
         _soak("--model gpt-oss --backend triton")),
     Run("DeepSeek", MLA, NO_WINDOW, _MLA,

@@ -38,19 +38,21 @@ class Server:
 
 
 @OURS
-def test_a_block_has_each_turn_once_and_the_steps_of_another_turn_do_not_count():
+def test_a_block_has_each_turn_there_and_back_and_the_steps_of_another_turn_do_not_count():
     server = Server()
     server.prefill()
-    server.decode(10 * 3 * 8 + 1)
-    assert len(server.turns.done) == 30
-    for n in range(0, 30, 3):
-        block = server.turns.done[n : n + 3]
-        assert {turn[0] for turn in block} == {n // 3}
-        assert sorted(turn[1] for turn in block) == sorted(turns.ARMS)
+    server.decode(10 * 6 * 8 + 1)
+    assert len(server.turns.done) == 60
+    for n in range(0, 60, 6):
+        block = server.turns.done[n : n + 6]
+        assert {turn[0] for turn in block} == {n // 6}
+        there, back = ([turn[1] for turn in half] for half in (block[:3], block[3:]))
+        assert sorted(there) == sorted(turns.ARMS)
+        assert back == there[::-1]
     for _, arm, requests, steps, mean, median in server.turns.done:
         assert (requests, steps) == (3, 8 - turns.SKIPPED)
         assert mean == pytest.approx(11 if arm == turns.ON else 10) == median
-    orders = {tuple(t[1] for t in server.turns.done[n : n + 3]) for n in range(0, 30, 3)}
+    orders = {tuple(t[1] for t in server.turns.done[n : n + 3]) for n in range(0, 60, 6)}
     assert len(orders) > 1
 
 
@@ -66,8 +68,8 @@ def test_another_batch_ends_a_turn_and_its_block_begins_again(other):
     else:
         server.decode(1, requests=2)
     assert server.turns.done == []
-    server.decode(8 * 3 + 1, requests=2)
-    assert [turn[0] for turn in server.turns.done] == [0, 0, 0]
+    server.decode(8 * 6 + 1, requests=2)
+    assert [turn[0] for turn in server.turns.done] == [0] * 6
     assert {turn[2] for turn in server.turns.done} == {2}
 
 
@@ -126,6 +128,20 @@ def test_a_drift_of_the_machine_is_in_all_turns_of_a_block(cost, word):
     assert verdicts[8, "off-again", in_turn.STEP].word == ""
     assert verdicts[64, "watch", in_turn.STEP].word == "not measured"
     assert verdicts[8, "watch", "first token"].word == "not measured"
+
+
+@OURS
+def test_steps_that_grow_longer_within_a_block_are_no_cost():
+    """In each block ``watch`` comes last on the way there, and first on the way back."""
+    rows, time = [], 10.0
+    for block in range(12):
+        for variant in ("off", "off-again", "watch", "watch", "off-again", "off"):
+            row = {"round": f"1.{block}", "variant": variant, "batch": "8", "steps": "20"}
+            rows.append({**row, "mean_ms": str(time), "median_ms": "0"})
+            time += 0.3
+    for verdict in in_turn.judge(rows, []):
+        if verdict.metric == in_turn.STEP and verdict.figure is not None:
+            assert verdict.figure.value == pytest.approx(0)
 
 
 @OURS

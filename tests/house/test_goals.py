@@ -118,7 +118,7 @@ def faster_router() -> str:
 
 
 E2B, E4B = "yoco_E2B_h200.csv", "yoco_E4B_0.5.23_h100.csv"
-E2B_TODAY = "yoco_E2B_0.5.23_h100.csv"
+E2B_TODAY, E2B_LATER = "yoco_E2B_0.5.23_h100.csv", "yoco_E2B_0.5.23_h200.csv"
 PLE = ("ple_tail_h200.csv", "width", "rows", "stage")
 TRIPLE = ("triple_rmsnorm_h200.csv", "width", "rows")
 DECODE, DECODE_TODAY = "decode_paths_E4B_h200.csv", "decode_paths_E4B_0.5.23_h100.csv"
@@ -161,6 +161,12 @@ GOALS: dict[tuple[str, str], Callable[[], str]] = {
     ),
     ("yoco-fast-prefill on 0.5.23, H100 ([E4B]", "95 % of the limit"): lambda: at_least(
         0.95, yoco(E4B, "limit", "on")
+    ),
+    ("yoco-fast-prefill on 0.5.23, H200 ([E2B]", "2.2 times"): lambda: at_least(
+        2.2, yoco(E2B_LATER, "off", "on")
+    ),
+    ("yoco-fast-prefill on 0.5.23, H200 ([E2B]", "95 % of the limit"): lambda: at_least(
+        0.95, yoco(E2B_LATER, "limit", "on")
     ),
     ("yoco-fast-prefill on 0.5.23, H100 ([E2B]", "2.2 times"): lambda: at_least(
         2.2, yoco(E2B_TODAY, "off", "on")

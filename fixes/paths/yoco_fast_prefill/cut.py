@@ -61,7 +61,7 @@ class Cut:
         self._made: Any = None  # the event that the first cut layer waits for
         self._begun: Any = None
         if forward_batch.positions.is_cuda:
-            self._begun = torch.cuda.Event()
+            self._begun = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._begun.record()
 
     def prepare(self) -> None:
@@ -72,13 +72,14 @@ class Cut:
             device = self.full.positions.device
             stream = _streams.get(device)
             if stream is None:  # its small kernels go before the blocks of large ones that wait
-                stream = _streams[device] = torch.cuda.Stream(device, priority=-1)
+                stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+                _streams[device] = stream
             # What is allocated on this stream is freed when the forward has been launched, and
             # given out again behind the begin of a later one: by then nobody reads it.
             stream.wait_event(self._begun)
             with torch.cuda.stream(stream):
                 self._prepare()
-                self._made = torch.cuda.Event()
+                self._made = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 self._made.record()
         self.prepared = True
 
