@@ -399,5 +399,4 @@ def test_what_a_gpu_ran_is_judged_there_by_its_adapters():
                 if worker.name in one.drafts and release in worker.run
                 if not targets.ran_on(worker.run[release], False)
             ]
-    # Gemma-4 prefills on triton there, of which too little was run; page-table says so at start.
-    assert set(closed) == {("0.5.15.post1", "triton")}
+    assert not closed
