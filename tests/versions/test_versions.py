@@ -116,8 +116,18 @@ def test_every_hook_site_is_there_or_declared_absent(release):
 # comments in targets.py say, or is not used: 0.5.13 has FutureMap, but not for FROZEN_KV_MTP, and
 # what only frozen-kv-mtp-v2 or hopper-extend-blocks hook is looked at on 0.5.12 alone. Before v2
 # the worker keeps the functions for the tree and the verify under names of its own. From 0.5.23 on
-# a match gives a node, whose pages come from elsewhere.
+# a match gives a node, whose pages come from elsewhere. FlashMLA and some drafts' workers are
+# hooked only from the release on with which they were run.
+_FLASHMLA = ("decode", "extend", "init", "init_graph_state", "metadata", "metadata_replay")
+_WORKERS = ("layered.draft", "layered.draft_extend", "layered.forward", "layered.verify")
 UNLIKE = {
+    **dict.fromkeys((f"attn.flashmla.{name}" for name in _FLASHMLA), "<0.5.23"),
+    **dict.fromkeys((*_WORKERS, "ngram.draft", "ngram.forward"), "<0.5.23"),
+    **dict.fromkeys(("eagle.draft", "eagle.draft_extend", "eagle.forward"), "<0.5.15"),
+    "attn.fa3.metadata_in_graph": ">=0.5.13,<0.5.18",
+    "attn.flashmla.metadata_capture": "<0.5.13",
+    "graphs.capture_prefill": ">=0.5.18,<0.5.21",
+    "runner.eager_load_batch": ">=0.5.14,<0.5.15",
     "attn.hybrid_metadata": "<0.5.13",
     "attn.hybrid_metadata_out_graph": ">=0.5.13,<0.5.14",
     "attn.trtllm_mha.metadata_in_graph": ">=0.5.13,<0.5.15",
