@@ -2,18 +2,18 @@
 
 In a forward outside of CUDA graphs each layer passes our hook. All but the first ones of each kind
 only find that their list was checked, and that costs a prefill of 42 layers 1 ms of the host
-(docs/costs.md). All lists that these layers can get are in the metadata of their forward. So they
-are judged when the metadata were made, and the backend gets SGLang's own function as an attribute
-of its own, which hides the hooked one of its class. It is taken away when metadata are made anew,
-and when a step begins.
+(docs/costs.md). All lists that these layers can get are in the metadata of their forward. So when
+each of them was judged, the backend gets SGLang's own function as an attribute of its own, which
+hides the hooked one of its class. It is taken away when metadata are made anew, and when a step
+begins.
+
+A list is judged at the first layer that gets it. With ``watch`` all are judged when the metadata
+were made, so that no layer passes the hook.
 
 In the first forwards of a backend in a mode (``FIRST``), and after these in one of ``EVERY``, all
-layers keep the hook, and each list is judged at the first layer that gets it. If a layer gets a
-list there that was not in the metadata when the first layer got one, somebody changes metadata in
-the middle of a forward. Then the hook stays at every layer of this backend for good.
-
-A forward whose lists could not be judged ahead is judged at its layers. The hook is then hidden as
-soon as all of its lists were.
+layers keep the hook, with ``watch``, too. If a layer gets a list there that was not in the metadata
+when the first layer got one, somebody changes metadata in the middle of a forward. Then the hook
+stays at every layer of this backend for good.
 """
 
 from __future__ import annotations
