@@ -64,6 +64,16 @@ def layers(rig):
 def ready(arm, hooked):
     """A rig whose backend has had its first prefills, after which hooks may step aside."""
     arm(**DEBUG)
+    return first_prefills(hooked)
+
+
+def watched(arm, hooked):
+    """The same with ``watch``, and the folder of its dumps."""
+    dumps = arm(SGLANG_TRTLLM_MHA_DEBUG="watch")
+    return *first_prefills(hooked), dumps
+
+
+def first_prefills(hooked):
     rig = TritonRig()
     backend = rig.backend()
     rig.requests = [rig.admit(f"r{n}", n) for n in TOKENS]
@@ -105,19 +115,6 @@ def test_each_prefill_s_lists_are_judged(arm, hooked):
     with pytest.raises(TrapError) as error:
         run(rig, backend, batch)
     assert error.value.finding.kind == "out-of-range"
-
-
-def watched(arm, hooked):
-    """The same with ``watch``, and the folder of its dumps."""
-    dumps = arm(SGLANG_TRTLLM_MHA_DEBUG="watch")
-    rig = TritonRig()
-    backend = rig.backend()
-    rig.requests = [rig.admit(f"r{n}", n) for n in TOKENS]
-    batch = batch_of(rig, "extend", rig.requests, backend)
-    prefills(rig, backend, batch, aside.FIRST)
-    assert hooked == layers(rig) * aside.FIRST
-    hooked.clear()
-    return rig, backend, batch, dumps
 
 
 def test_watch_judges_all_lists_of_a_prefill_before_its_first_layer(arm, hooked):
