@@ -36,7 +36,8 @@ def runs(tmp_path_factory):
         "WATCH_PROBE": str(probe),
     }
     found = side_by_side(
-        healthy=lambda: drive(folder / "healthy", HEALTHY, **WATCH, **looked),
+        # A warm process has all of g4debug imported, and what is loaded here is asked.
+        healthy=lambda: drive(folder / "healthy", HEALTHY, cold=True, **WATCH, **looked),
         page=lambda: drive(folder / "page", DRIVER, **WATCH, G4DEBUG_FAULTS=OOB),
         token=lambda: drive(
             folder / "token",
