@@ -19,7 +19,7 @@ stays at every layer of this backend for good.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MethodType
@@ -85,27 +85,25 @@ class Aside:
         state.forget()
         state.mode = mode if mode in PREFILLS and not (state.stays or state.whole) else ""
 
-    def may(self, backend: Any) -> bool:
-        """True if the lists of the forward that begins can be judged before its first layer."""
-        state = _state(backend)
-        if state is None or not state.mode:
-            return False
-        n = state.forwards.get(state.mode, 0) + 1
-        return n > FIRST and n % EVERY != 0 and self._is_hooked(state)
+    def ahead(
+        self, backend: Any, judge: Callable[[], Sequence[torch.Tensor]], lists: Iterable[Any]
+    ) -> None:
+        """Judge the lists of the forward that begins before its first layer, if that may be.
 
-    def ahead(self, backend: Any, judged: Iterable[Any], lists: Iterable[Any]) -> None:
-        """These lists were judged before the first layer. Hides the hook if they are all.
-
+        Hides the hook if they were all judged. judge: returns the entries of those that were.
         lists: those of the metadata, None where none is.
         """
         state = _state(backend)
-        if state is None:
+        if state is None or not state.mode:
             return
-        known = [*judged]
-        if all(_is_in(given, known) for given in lists if given is not None):
-            state.forwards[state.mode] += 1
+        n = state.forwards.get(state.mode, 0) + 1
+        if n <= FIRST or n % EVERY == 0 or (own := self._unhidden(state)) is None:
+            return
+        judged = judge()
+        if all(_is_in(given, judged) for given in lists if given is not None):
+            state.forwards[state.mode] = n
             state.mode = ""
-            self._hide(state)
+            self._hide(state, own)
 
     def judged(self, backend: Any, entries: torch.Tensor | None, lists: Iterable[Any]) -> None:
         """A list was judged, or will not be. lists: those of the metadata, None where none is."""
@@ -133,20 +131,21 @@ class Aside:
         if not all(_is_in(given, state.judged) for given in state.lists):
             return
         state.mode = ""  # whatever comes of it, it is not tried twice in a forward
-        if self._is_hooked(state):
-            self._hide(state)
+        own = self._unhidden(state)
+        if own is not None:
+            self._hide(state, own)
 
-    def _is_hooked(self, state: _State) -> bool:
-        """True if the layers of a backend call our hook, and nobody else's."""
+    def _unhidden(self, state: _State) -> Any:
+        """SGLang's own method, if the layers of a backend call our hook of it and nobody else's."""
         own = self._own(self._site)
         if own is None or self._method in vars(state.backend):
-            return False
+            return None
         # A class that inherits from the hooked one may have a method of its own in front of it.
         hooked = getattr(type(state.backend), self._method, None)
-        return getattr(hooked, "__wrapped__", None) is own
+        return own if getattr(hooked, "__wrapped__", None) is own else None
 
-    def _hide(self, state: _State) -> None:
-        vars(state.backend)[self._method] = MethodType(self._own(self._site), state.backend)
+    def _hide(self, state: _State, own: Any) -> None:
+        vars(state.backend)[self._method] = MethodType(own, state.backend)
         state.aside = True
         _hidden.append(state)
 

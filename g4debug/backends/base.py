@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -78,7 +78,7 @@ class Guarding(Protocol):
         """A layer's lists go to its kernel. Entries that the kernel must not read are replaced."""
         ...
 
-    def layers_of(self, backend: Any) -> Iterable[Any]:
+    def layers_of(self, backend: Any) -> Sequence[Any]:
         """A layer for each list of this backend, if they may be checked before a forward's layers.
 
         Then what is changed in them between their making and a layer is not seen.

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -93,10 +94,10 @@ class Triton(ListAdapter):
             aside.begin(backend, forward_batch.forward_mode.name)
             self.note(backend, forward_batch, captured=False)
             layers = guard.layers_of(backend)
-            if layers and aside.may(backend):
-                judged = self.hand_over_ahead(backend, layers, forward_batch, guard)
+            if layers:
+                judge = partial(self.hand_over_ahead, backend, layers, forward_batch, guard)
                 lists = self.all_lists(backend, None).values()
-                aside.ahead(backend, judged, (of[0] for of in lists))
+                aside.ahead(backend, judge, (of[0] for of in lists))
             return result
 
         def after_capture(

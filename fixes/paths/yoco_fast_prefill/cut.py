@@ -60,7 +60,7 @@ class Cut:
         self.at = min(AT, first)
         self._made: Any = None  # the event that the first cut layer waits for
         self._begun: Any = None
-        if forward_batch.positions.is_cuda:
+        if forward_batch.positions.is_cuda and not self.prepared:
             self._begun = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._begun.record()
 
